@@ -1,12 +1,14 @@
 """Training on data larger than memory: the peak memory of a process whose records stay on disk.
 
-    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER
-    python benchmarks/large_data.py --gigabytes 8 --folder FOLDER --kind parquet      or csv
+    python benchmarks/large_data.py [--gigabytes 8] [--folder FOLDER]
+    python benchmarks/large_data.py --kind parquet      or csv
 
-Writes synthetic records (numbers [N, 1024] in float32, 1,000 clients) as a folder of .npy files or as a table, trains
-FedAvg and DP-SGD on them, each in a process of its own, and prints its peak resident memory (pages of mapped files
+Writes synthetic records (numbers [N, 1024] in float32, 8,000 of them again and again, 1,000 clients) as a folder of
+.npy files or as a table. Trains on them by FedAvg without privacy, with client-level (geyer-private) and with
+record-level privacy (dp-sgd), each in a process of its own. Prints its peak resident memory (pages of mapped files
 included), also less that of the same training on 4 records a client: what the size of the data costs. FedAvg, which
-is first, converts the table; the copy lies in FOLDER/cache. For Linux, whose /proc has the peak.
+is first, converts the table. All files lie in a folder of their own below FOLDER, which is removed at the end. For
+Linux, whose /proc has the peak.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 
 WIDTH, CLIENTS, TEST = 1024, 1000, 2000
+BLOCK = 8 * CLIENTS  # rows
 NAMES = [f"x{place:04}" for place in range(WIDTH)]
 SCHEMA = {
     "label": "y",
@@ -31,47 +35,57 @@ SCHEMA = {
     "columns": {name: {"kind": "number", "range": [-0.2, 0.2]} for name in NAMES},
 }
 
+PRIVACY: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "geyer-private": {"per_update": {"initial_clip_norm": 0.5}, "per_round": {"noise_multiplier": 0.5}},
+    "dp-sgd": {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}},
+}
+
 
 def rows_of(gigabytes: float) -> int:
-    """How many records have this size."""
-    return max(CLIENTS * 4, int(gigabytes * 2**30) // (4 * WIDTH))
+    """How many records have about this size."""
+    return max(1, round(gigabytes * 2**30 / (4 * WIDTH * BLOCK))) * BLOCK if gigabytes else 4 * CLIENTS
 
 
-def write_table(path: Path, gigabytes: float) -> None:
-    """A table of this size once it is encoded."""
+def block(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records and labels, which the files repeat: to draw and to write new ones would take longer than to train."""
+    x = np.random.default_rng(0).standard_normal((rows, WIDTH), np.float32) / WIDTH**0.5
+    return x, (x @ np.random.default_rng(1).standard_normal(WIDTH) > 0).astype(np.int64)
+
+
+def write_table(path: Path, rows: int) -> None:
+    """A table of so many rows, in blocks in which every client has the same number of them."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
-    rows, open_file = rows_of(gigabytes), parquet.ParquetWriter if path.suffix == ".parquet" else csv.CSVWriter
-    generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
-    kinds = dict.fromkeys(NAMES, pa.float32()) | {"y": pa.int64(), "client": pa.string()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_file(path, pa.schema(list(kinds.items()))) as file:
-        for start in range(0, rows, 1 << 13):
-            part = generator.standard_normal((min(1 << 13, rows - start), WIDTH), np.float32) / WIDTH**0.5
-            part = part.round(4) if path.suffix == ".csv" else part
-            owners = [f"c{row % CLIENTS}" for row in range(start, start + len(part))]
-            columns = dict(zip(NAMES, part.T, strict=True)) | {"y": (part @ truth > 0).astype(int), "client": owners}
-            file.write_table(pa.table(columns, schema=pa.schema(list(kinds.items()))))
+    x, y = block(min(rows, BLOCK))
+    x = x.round(4) if path.suffix == ".csv" else x
+    owners = [f"c{row % CLIENTS}" for row in range(len(x))]
+    table = pa.table(dict(zip(NAMES, x.T, strict=True)) | {"y": y, "client": owners})
+    if path.suffix == ".parquet":
+        with parquet.ParquetWriter(path, table.schema, use_dictionary=False, compression="none") as file:
+            for _ in range(0, rows, BLOCK):
+                file.write_table(table)
+        return
+    csv.write_csv(table, path)
+    text = path.read_bytes().partition(b"\n")[2]
+    with path.open("ab") as stream:
+        for _ in range(BLOCK, rows, BLOCK):
+            stream.write(text)
 
 
-def write(folder: Path, gigabytes: float) -> None:
-    """The files of a data set of this size."""
-    rows = rows_of(gigabytes)
+def write(folder: Path, rows: int) -> None:
+    """The files of a data set of so many rows, and held-out ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    generator, truth = np.random.default_rng(0), np.random.default_rng(1).standard_normal(WIDTH)
-    labels = np.empty(rows, np.int64)
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, WIDTH))
-    for start in range(0, rows, 1 << 14):
-        part = generator.standard_normal((min(1 << 14, rows - start), WIDTH), np.float32) / WIDTH**0.5
-        x[start : start + len(part)], labels[start : start + len(part)] = part, part @ truth > 0
-    x.flush()
-    del x
-    test = generator.standard_normal((TEST, WIDTH), np.float32) / WIDTH**0.5
-    np.save(folder / "y.npy", labels)
+    x, y = block(min(rows, BLOCK) + TEST)
+    files = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (rows, WIDTH))
+    for start in range(0, rows, BLOCK):
+        files[start : start + BLOCK] = x[TEST:]
+    files.flush()
+    np.save(folder / "y.npy", np.resize(y[TEST:], rows))
     np.save(folder / "client.npy", np.arange(rows) % CLIENTS)
-    np.save(folder / "test_x.npy", test)
-    np.save(folder / "test_y.npy", (test @ truth > 0).astype(np.int64))
+    np.save(folder / "test_x.npy", x[:TEST])
+    np.save(folder / "test_y.npy", y[:TEST])
 
 
 def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
@@ -79,8 +93,6 @@ def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     import shoal
 
     started = time.perf_counter()
-    noise = {"per_record": {"clip_norm": 1.0}, "per_step": {"noise_multiplier": 0.5}}
-    more: dict[str, Any] = noise if algorithm == "dp-sgd" else {}
     result = shoal.run(
         {
             "algorithm": algorithm,
@@ -92,7 +104,7 @@ def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
             "local": {"lr": 5.0, "epochs": 1},
             "engine": {"device": "cpu", "evaluate_every": rounds},
         }
-        | more
+        | PRIVACY[algorithm]
         | ({} if data.is_dir() else {"schema": SCHEMA}),
         runs=data.parent / "runs",
         no_guarantee=True,
@@ -111,10 +123,21 @@ def measured(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
     return found
 
 
+def compare(folder: Path, kind: str, gigabytes: float, rounds: int) -> None:
+    """Write both data sets into a folder, and print a line for each algorithm."""
+    small, large = (folder / (size if kind == "npy" else f"{size}.{kind}") for size in ("small", "large"))
+    for path, size in ((small, 0.0), (large, gigabytes)):
+        (write if kind == "npy" else write_table)(path, rows_of(size))
+    for algorithm in PRIVACY:
+        base, found = (measured(data, algorithm, rounds) for data in (small, large))
+        cost = float(found["peak_gib"]) - float(base["peak_gib"])
+        print(json.dumps(found | {"kind": kind, "gigabytes": gigabytes, "beyond_small_gib": cost}), flush=True)
+
+
 def main() -> None:
     """Write, train, report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--kind", choices=("npy", "parquet", "csv"), default="npy")
@@ -123,16 +146,8 @@ def main() -> None:
     if given.train:
         print(json.dumps(train(given.folder, given.train, given.rounds)))
         return
-    small, large = (given.folder / size for size in ("small", "large"))
-    if given.kind != "npy":
-        small, large = (path.with_suffix(f".{given.kind}") for path in (small, large))
-    for path, size in ((small, 0.0), (large, given.gigabytes)):
-        (write if given.kind == "npy" else write_table)(path, size)
-    for algorithm in ("fedavg", "dp-sgd"):
-        base, found = (measured(folder, algorithm, given.rounds) for folder in (small, large))
-        cost = float(found["peak_gib"]) - float(base["peak_gib"])
-        of = {"kind": given.kind, "gigabytes": given.gigabytes, "beyond_small_gib": cost}
-        print(json.dumps(found | of), flush=True)
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="large-data-") as folder:
+        compare(Path(folder), given.kind, given.gigabytes, given.rounds)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
     python benchmarks/plot_natural.py    the page and the picture
 
 A cell is task/model/epsilon/seed, or task/pooled: what a central model without privacy reaches. A line is appended as
-soon as a cell ends, and cells that are in the file already are not run again. `--cells` is a regular expression for
-whole names, `--list` prints them. `--set key=value` changes a setting of every cell, for trials; give another `--out`
-then. The training of heart and of ratings without privacy draws nothing at random, so one seed is enough.
+soon as a cell ends, and cells that are in the file already are not run again; processes may share the file. `--cells`
+is a regular expression for whole names, `--list` prints them. `--set key=value` changes a setting of every cell, for
+trials; give another `--out` then. The training of heart and of ratings without privacy draws nothing at random, so
+one seed is enough.
 
 The private cells are the presets in examples/, but for what `TUNED` says. Models that begin with Milton are trained
 on it first (examples/milton.toml), once for each network; the result is kept in the user's cache.
@@ -85,7 +86,8 @@ def pretrained(model: str, device: str) -> Path:
         with tempfile.TemporaryDirectory() as runs:
             result = shoal.run(ROOT / "examples" / "milton.toml", model=model, device=device, runs=runs)
             file.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(result.run / "model.safetensors", file)
+            copy = shutil.copy(result.run / "model.safetensors", file.with_suffix(".part"))
+            Path(copy).replace(file)  # another process finds the whole file or none
         print(f"{model} on Milton: {brief(result.figures)} in {result.seconds:.0f} s", flush=True)
     return file
 
@@ -148,9 +150,16 @@ def cells(device: str) -> Iterator[tuple[str, Cell]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, of which the last may be torn."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    """The whole lines of a file; one that was cut off does not count."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    return [json.loads(line) for line in lines if line and line.count("{") == line.count("}")]
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Add a line, by one write: processes may share the file. One that was cut off is ended first."""
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * torn + json.dumps(line) + "\n")
 
 
 def brief(figures: dict[str, Any]) -> str:
@@ -181,8 +190,7 @@ def main() -> None:
             sets[task] = shoal.load(task, scale="standard")
         line = {"cell": name, "device": device_name(given.device)} | run(changes, sets[task])
         line["seconds"] = round(time.perf_counter() - started, 1)
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(given.out, line)
         print(f"{name}: {brief(line['figures'])} in {line['seconds']:.0f} s", flush=True)
 
 

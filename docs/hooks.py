@@ -21,6 +21,7 @@ if typing.TYPE_CHECKING:
     from pydantic import BaseModel
 
 MARK = re.compile(r"^<!-- generated ([a-z-]+) -->$", re.MULTILINE)
+PICTURE = re.compile(r'<p>(<img [^>]*src="([^"]+\.png)"[^>]*>)</p>')
 SECTIONS = {
     "data": "Which data, and how they are split over clients.",
     "schema": "What a table's columns are: [your own data](../how-to/own-data.md).",
@@ -46,6 +47,11 @@ Row = tuple[str, str, str, str]
 def on_page_markdown(markdown: str, **_: object) -> str:
     """MkDocs' hook: fill in what is generated."""
     return MARK.sub(lambda found: PICTURES.get(found[1]) or GENERATED[found[1]](), markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """MkDocs' hook: a picture links to itself in full size, and a phone scrolls it."""
+    return PICTURE.sub(r'<p class="picture"><a href="\2">\1</a></p>', html)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -23,7 +23,7 @@ from shoal.data.features import features
 from shoal.data.large_tables import encoded_pieces, is_large
 from shoal.data.schema import Schema
 from shoal.data.schema_encoding import encode_by_schema, read_by_schema
-from shoal.data.table_files import column_names, read_table
+from shoal.data.table_files import column_names, other_type, read_table
 from shoal.data.tables import Encoded, encode_again
 from shoal.errors import ConfigError, DataError, RunError
 from shoal.extras import optional
@@ -401,7 +401,9 @@ def _is_table(data: Any) -> bool:
     if isinstance(data, str | Path):
         suffix = Path(data).suffix
         if suffix not in TABLES + ARRAYS:
-            raise DataError(f"{data}: records are read from {', '.join(TABLES + ARRAYS)} files")
+            raise DataError(
+                f"{data}: records are read from {', '.join(TABLES + ARRAYS)} files{other_type(Path(data))}"
+            )
         if not Path(data).is_file():
             raise DataError(f"there is no file {data}")
         return suffix in TABLES

@@ -157,7 +157,7 @@ def test_removed_data_are_gone_and_it_says_where_they_lay(folder: Path, table: P
     assert str(folder / "imported" / "mine.npz") in invoke("remove", "mine").stdout
     assert sorted(path.name for path in (folder / "imported").iterdir()) == ["other.json", "other.npz"]
     assert table.is_file()
-    with pytest.raises(DataError, match="'mine' is neither known nor a file"):
+    with pytest.raises(DataError, match="'mine' is neither known nor a file of"):
         load("mine")
     for name in ("mine", "mnist", "../imported/other"):
         result = invoke("remove", name)

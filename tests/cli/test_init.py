@@ -132,7 +132,8 @@ def test_columns_are_found_by_their_names() -> None:
     assert find_client(["age", "visits"]) is None
     assert find_label(["x", "Outcome", "y_old"]) == "Outcome"
     assert find_label(["x", "hospital_died"]) == "hospital_died"
-    assert find_label(["x", "dyed"]) is None
+    assert find_label(["x", "Died in hospital?"]) == "Died in hospital?"
+    assert find_label(["x", "dyed", "event_date"]) is None
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def test_columns_are_found_by_their_names() -> None:
         ("x,result", [], "which column is to be predicted?"),
         ("x,label", [], "--client-column NAME, or --client-column none"),
         ("x,label,site", ["--label", "lable"], "no column 'lable'; did you mean 'label'"),
+        ("x,label, the site ", ["--client-column", "the site"], "no column 'the site'; did you mean ' the site '?"),
         ("x,label,site", ["--label", "lable", "--client-column", "sight"], "no columns 'lable', 'sight'"),
         ("label,site", [], "no column to learn from: there is none besides the label"),
         ("x,label,site", ["--task", "ranking"], "--task cannot be 'ranking'"),
@@ -218,3 +220,81 @@ def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None
         assert "`shoal init patients.csv --label died` writes them to experiment.toml" in str(refused.value)
     with pytest.raises(ConfigError, match="shoal init patients"):
         shoal.run(data="patients.csv")
+
+
+def table(path: Path, **changed: Any) -> Path:
+    """60 rows of age, sex, hospital and died, but for columns as functions of the row."""
+    columns = {"hospital": lambda row: f"h{row % 3}", "age": lambda row: 20 + row, "sex": lambda row: "fm"[row % 2]}
+    columns |= {"died": lambda row: row % 2} | changed
+    rows = (",".join(f'"{cell(row)}"' for cell in columns.values()) for row in range(60))
+    path.write_text("\n".join([",".join(columns), *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"died": lambda row: "" if row % 9 == 4 else row % 2, "hospital": lambda row: " " if row == 8 else "h"},
+            "values are missing (died in 7 of 60 rows, first in data row 5; hospital in 1 of 60 rows, first in data "
+            "row 9); remove these rows",
+        ),
+        ({"hospital": lambda row: f"h{row}"}, "no client has a row to hold out; give --client-column none"),
+        ({"paid": lambda row: f"1,0{10 + row}.50"}, "numbers have commas (columns paid)"),
+        ({"paid": lambda row: f"1.0{10 + row},50"}, "numbers have commas (columns paid)"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_at_once(folder: Path, changed: dict[str, Any], reason: str) -> None:
+    result = invoke("init", str(table(folder / "t.csv", **changed)))
+    assert isinstance(result.exception, DataError)
+    assert reason in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("t.xlsx", "PK", "must be a .csv or .parquet file; save its sheet as 'CSV UTF-8'"),
+        ("t.tsv", "x\ty\n", "rename it to t.csv: commas, semicolons and tabs are understood"),
+        ("T.CSV", "x,y\n", "rename it to T.csv"),
+        ("t.csv", "sep=;\nx;y\n1;2\n", "its first line is 'sep=;', which only Excel reads; remove that line"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_the_fix(folder: Path, name: str, text: str, reason: str) -> None:
+    (folder / name).write_text(text)
+    result = invoke("init", name)
+    assert isinstance(result.exception, DataError)
+    assert reason in str(result.exception)
+    if not name.endswith(".csv"):
+        with pytest.raises(DataError, match=r"save its sheet|rename it"):
+            shoal.load(name)
+
+
+def test_a_column_of_spoilt_numbers_is_left_out_with_the_reason(folder: Path) -> None:
+    changed = {
+        "weight": lambda row: f"{60 + row % 4} kg/m²",
+        "lactate": lambda row: "not done" if row % 5 == 0 else row / 7,
+        "potassium": lambda row: "n/a" if row % 5 == 0 else row / 7,
+        "stage": lambda row: ["1a", "2a", "2b"][row % 3],
+    }
+    found = propose(table(folder / "t.csv", **changed), ["died"], "hospital")
+    kinds = {name: column.kind for name, column in found.schema.columns.items()}
+    assert kinds["weight"] == kinds["lactate"] == "ignore"
+    assert (kinds["potassium"], kinds["stage"]) == ("number", "category")
+    assert found.why["weight"] == "numbers with 'kg/m²' after them; leave that out to use them"
+    assert found.why["lactate"] == "numbers but for cells such as 'not done'; leave those empty to use it"
+
+
+def test_clients_that_are_written_in_two_ways_are_pointed_out(folder: Path) -> None:
+    found = propose(
+        table(folder / "t.csv", hospital=lambda row: ["7", "007", "north", "north "][row % 4]), ["died"], "hospital"
+    )
+    assert len(found.sizes) == 3  # spaces around a name do not count
+    assert found.hints == ("column 'hospital' holds '007' and '7', two clients: write them alike if they are one",)
+
+
+def test_without_a_schema_codes_that_would_become_one_number_are_refused(folder: Path) -> None:
+    path = table(folder / "t.csv", hospital=lambda row: ["7", "007", " 8"][row % 3], sex=lambda row: row % 2)
+    with pytest.raises(DataError, match="codes such as 007 and 7, which would be one client"):
+        shoal.load(path, label="died", client="hospital")
+    path = table(folder / "t.csv", hospital=lambda row: ["007", "008"][row % 2], sex=lambda row: row % 2)
+    assert len(shoal.load(path, label="died", client="hospital").owner_names) == 2

@@ -134,6 +134,21 @@ def test_codes_stay_what_they_are_and_a_category_may_be_called_na(tmp_path: Path
     assert encode_by_schema(schema, read_by_schema(schema, path)).inputs.tolist() == [[1, 0], [0, 0], [0, 1], [0, 0]]
 
 
+def test_spaces_around_categories_labels_and_owners_do_not_count_but_those_of_text_do(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("site,sex,note,label\nnorth , F, a,0 \nnorth,F ,a, 1\n")
+    columns = {"sex": {"kind": "category", "categories": ["F"]}, "note": {"kind": "text", "buckets": 2}}
+    schema = Schema.of({"label": "label", "classes": [0, 1], "client_column": "site", "columns": columns})
+    found = encode_by_schema(schema, read_by_schema(schema, path))
+    assert found.inputs[:, schema.features.index("sex=F")].tolist() == [1, 1]
+    assert found.targets is not None
+    assert found.owners is not None
+    assert (found.targets.tolist(), found.owners.tolist()) == ([0, 1], ["north", "north"])
+    schema = Schema.of({"task": "next-token", "columns": {"note": {"kind": "text", "tokens": 3}}})
+    read = encode_by_schema(schema, read_by_schema(schema, path)).inputs
+    assert read.tolist() == [[ord(" ") + 1, ord("a") + 1], [ord("a") + 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

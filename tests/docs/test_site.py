@@ -32,6 +32,7 @@ def test_the_site_builds(tmp_path):
     assert expected <= pages
     everything = "".join(page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html"))
     assert "<!-- generated" not in everything
+    assert '<p class="picture"><a href="natural.png"><img ' in everything, "phones scroll wide pictures"
     assert "fonts.googleapis" not in everything, "nothing is loaded from elsewhere"
 
 

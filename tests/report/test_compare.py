@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,16 @@ def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs
 def test_keys_that_differ_are_columns_and_those_that_do_not_are_none(runs):
     assert differing(runs[:2]) == ["per_round.noise_multiplier"]
     assert "records.batch" not in differing(runs)
+
+
+@pytest.mark.slow
+def test_a_setting_too_long_for_a_column_is_only_named(runs, tmp_path):
+    columns = {f"c{place}": {"kind": "number", "range": [0, 1]} for place in range(9)}
+    other = replace(runs[0], config=runs[0].config | {"schema": {"columns": columns, "label": "died"}})
+    page = write_comparison(tmp_path / "c.html", [runs[0], other]).read_text()
+    assert "These differ too, without a column: schema.columns." in page
+    assert "These settings differ: schema.label (–, died)." in page
+    assert "c8" not in page
 
 
 @pytest.mark.slow

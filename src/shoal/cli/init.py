@@ -38,12 +38,14 @@ def command(
 ) -> None:
     """Write experiment.toml for your own table: its schema, a method and a privacy budget to start with."""
     from shoal.data.propose import propose
-    from shoal.data.table_files import column_names
+    from shoal.data.table_files import column_names, other_type
     from shoal.experiment_file import experiment
     from shoal.suggest import suggest
 
-    if file.suffix not in (".csv", ".parquet") or not file.is_file():
-        raise DataError(f"there is no table {file}: give a file that ends with .csv or .parquet")
+    if not file.is_file():
+        raise DataError(f"there is no file {file}")
+    if file.suffix not in (".csv", ".parquet"):
+        raise DataError(f"{file}: a table must be a .csv or .parquet file{other_type(file)}")
     if task not in (None, "classification", "multi-label", "regression"):
         raise ConfigError(f"--task cannot be {task!r}: it is one of classification, multi-label, regression")
     if out.exists() and not replace:

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.data import imported
 from shoal.data.known import DAMAGED, EMBEDDED, KNOWN, MISSING, VERIFIED, FileState, Known
 from shoal.data.load import FILE_TYPES, load
+from shoal.data.table_files import other_type
 from shoal.errors import DataError, nearest
 from shoal.inputs import InputShape
 
@@ -67,7 +68,9 @@ def import_file(
     """Copy a user's table into the data folder, checked, so that its name loads it."""
     path = Path(file).expanduser()
     if path.suffix not in FILE_TYPES or not path.is_file():
-        raise DataError(f"cannot import {path}: it must be a file that ends with {', '.join(FILE_TYPES)}")
+        raise DataError(
+            f"cannot import {path}: it must be a file that ends with {', '.join(FILE_TYPES)}{other_type(path)}"
+        )
     dataset = load(path.absolute(), label=label, client=client, drop=drop, ranges=ranges, test_fraction=test_fraction)
     name = path.stem if name is None else name
     imported.save(dataset, name, source=path.name, overwrite=overwrite)

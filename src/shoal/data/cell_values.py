@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*", re.ASCII)
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*(,\d+|(,\d{3})+(\.\d+)?|(\.\d{3})+,\d+)\s*", re.ASCII)
 WRITE_POINTS = "write 12.5 for 12,5 and 1234 for 1,234; in Python: pandas.read_csv(FILE, sep=';', decimal=',')"
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.errors import ConfigError, DataError
 
-MISSING_TEXTS = frozenset(("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL"))
+MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
 WIDEST_TEXT = 65_536
 VOCABULARY = 257  # the 256 bytes, each one more than its value, and 0 for padding
@@ -175,8 +175,8 @@ KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category,
 
 
 def plain(value: object) -> str:
-    """A category or class as text: 1.0 is '1' and True is 'true', as tables of different types write the same."""
-    text = str(value)
+    """A category, class or owner as text, as different tables write the same: 1.0 is '1', True 'true', ' F ' 'F'."""
+    text = str(value).strip()
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text

@@ -66,7 +66,7 @@ def find_person(names: Sequence[str]) -> str | None:
 
 def _first(listed: Sequence[str], names: Sequence[str]) -> str | None:
     """The name that is one of the listed words, or ends with one; closer matches and earlier words first."""
-    for match in (r"^{}$", r"^{}_(id|name|code|number)$", r"(^|_){}$"):
+    for match in (r"^{}$", r"^{}_(id|name|code|number)$", r"(^|_){}$", r"^{}_(in|at|within|after)_"):
         for word in listed:
             if found := [name for name in names if re.search(match.format(word), words(name))]:
                 return found[0]

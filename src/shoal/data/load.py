@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from shoal.data import imported
@@ -17,8 +18,8 @@ from shoal.data.mapped import is_folder, read_folder
 from shoal.data.scaling import check_scale
 from shoal.data.schema import Schema
 from shoal.data.schema_encoding import encode_by_schema, read_by_schema
-from shoal.data.table_files import read_table
-from shoal.data.tables import encode_table
+from shoal.data.table_files import other_type, read_columns, read_table
+from shoal.data.tables import CLIENT, encode_table
 from shoal.errors import DataError, nearest
 from shoal.tasks import TaskSettings, choose
 
@@ -70,7 +71,8 @@ def load(
         known = KNOWN[str(name)]
         return replace(known.read(known, scale, mirror), name=str(name), read_classes=False)
     if path.suffix not in FILE_TYPES:
-        raise DataError(f"data '{name}' is neither known nor a file{nearest(str(name), _names())}")
+        fix = other_type(path) if path.is_file() else nearest(str(name), _names())
+        raise DataError(f"data '{name}' is neither known nor a file of {', '.join(FILE_TYPES)}{fix}")
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a path, or a name: {', '.join(_names())}")
     if path.suffix == ".npz":
@@ -82,6 +84,8 @@ def load(
     table = encode_table(
         read_table(path), str(path), label=label, client=client, drop=drop, ranges=ranges, categories=categories
     )
+    if path.suffix == ".csv" and table.owners is not None:
+        _refuse_merged(path, client or CLIENT, table.owners)
     dataset = from_arrays(
         table.inputs,
         table.targets,
@@ -93,6 +97,16 @@ def load(
         notes=table.notes,
     )
     return replace(dataset, features=table.features)
+
+
+def _refuse_merged(path: Path, client: str, owners: np.ndarray) -> None:
+    """Raise a DataError where the file names more owners than were read, since 007 and 7 are one number."""
+    written = {str(text).strip() for text in read_columns(path, [client])[client].unique().to_pylist()}
+    if owners.dtype.kind in "iu" and len(written) > len(np.unique(owners)):
+        raise DataError(
+            f"{path}: client column '{client}' holds codes such as 007 and 7, which would be one client as numbers; "
+            f"`shoal init {path}` writes a schema that keeps them apart, or write them alike"
+        )
 
 
 def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACTION, owners: bool = True) -> Dataset:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.data.cell_values import WRITE_POINTS, by_name, has_commas, numbers_of, texts_of
+from shoal.data.cell_values import NUMBER, WRITE_POINTS, by_name, has_commas, numbers_of, texts_of
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
@@ -90,6 +90,7 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     table = by_name(read_columns(path, names if every == 1 else roles))
     if every > 1:
         table |= by_name(read_some(path, inputs, every))
+    _refuse_gaps(path, {name: table[name] for name in roles})
     _refuse_commas(path, {name: column for name, column in table.items() if name != client})
     guesses = {name: _guess(name, table[name], f"{path}: column '{name}'") for name in inputs}
     guesses = _with_text(guesses)
@@ -100,11 +101,34 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
     )
     columns = {name: guess.column for name, guess in guesses.items()}
     sizes = _sizes(table[client], f"{path}: column '{client}'") if client else ()
+    if sizes and max(sizes) == 1:
+        raise DataError(
+            f"{path}: column '{client}' names another owner in every row, so no client has a row to hold out; give "
+            f"--client-column none: one owner has all rows, and privacy protects each of them"
+        )
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
     hints = _hints(table, client, inputs)
     if every > 1:
         hints += (f"the table is large: inputs were looked at in one row of {every:,}, label and clients in all",)
     return Proposal(schema, why, len(table[labels[0]]), sizes, hints)
+
+
+def _refuse_gaps(path: Path, roles: Mapping[str, Any]) -> None:
+    """Raise a DataError that names all columns without which a row is of no use, but which have missing values."""
+    found = []
+    for name, column in roles.items():
+        absent = _texts(column, f"{path}: column '{name}'") == None  # noqa: E711  each element
+        if absent.any():
+            found.append(
+                f"{name} in {absent.sum():,} of {len(absent):,} rows, first in data row {absent.argmax() + 1}"
+            )
+    if found:
+        raise DataError(f"{path}: values are missing ({'; '.join(found)}); remove these rows")
+
+
+def _texts(column: Any, where: str) -> np.ndarray:
+    """Texts, None where a cell is missing."""
+    return texts_of(column, where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
 
 
 def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
@@ -121,7 +145,7 @@ def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
 
 def _guess(name: str, column: Any, where: str) -> Guess:
     try:
-        texts = texts_of(column, where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+        texts = _texts(column, where)
     except DataError as error:
         return Guess(Ignore(), str(error).removeprefix(where).strip())
     known = texts[texts != None]  # noqa: E711  each element
@@ -160,10 +184,23 @@ def _category(known: np.ndarray) -> Guess:
             return Guess(Category(listed), "the usual names of such categories")
     if np.mean([DATE.match(value) is not None for value in values[:1000]]) > 0.9:
         return Guess(Ignore(), "dates; turn them into numbers, such as days since admission, to use them")
+    if (unit := _unit(values)) is not None:
+        return Guess(Ignore(), f"numbers with '{unit}' after them; leave that out to use them")
     often = tuple(str(value) for value, count in zip(values, counts, strict=True) if count >= SEEN)
     if 1 <= len(often) <= FEW and counts[counts >= SEEN].sum() > 0.5 * len(known):
         return Guess(Category(often), f"categories of {SEEN} rows or more", from_data=True)
+    others = [value for value in values if not (NUMBER.fullmatch(value) and math.isfinite(float(value)))]
+    if len(others) < len(values) / 2:
+        frequent = [f" such as '{value}'" for value in others if value in often]  # a rarer one may be one person's
+        return Guess(Ignore(), f"numbers but for cells{(frequent or [''])[0]}; leave those empty to use it")
     return Guess(Ignore(), 'text of many values; {kind = "text", buckets = 64} would use its words')
+
+
+def _unit(values: np.ndarray) -> str | None:
+    """The one word that stands after each of several numbers, such as kg or %."""
+    parts = [re.fullmatch(rf"({NUMBER.pattern})\s*([^\W\d][^\d\s]*|%)", value) for value in values]
+    units = {part[part.re.groups] for part in parts if part is not None}
+    return units.pop() if len(units) == 1 and None not in parts and len(values) > 2 else None
 
 
 def _with_text(guesses: dict[str, Guess]) -> dict[str, Guess]:
@@ -189,7 +226,7 @@ def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None)
         return _Target({"label": tuple(labels), "task": "multi-label"}, "several labels, each 0 or 1")
     name = labels[0]
     where = f"{path}: label column '{name}'"
-    texts = texts_of(table[name], where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+    texts = _texts(table[name], where)
     values = sorted({text for text in texts if text is not None}, key=_natural)
     if len(values) < 2:
         raise DataError(f"{where} holds {', '.join(map(repr, values)) or 'nothing'} only; two classes are needed")
@@ -238,20 +275,35 @@ def rounded_range(numbers: np.ndarray) -> tuple[float, float]:
 
 
 def _sizes(column: Any, where: str) -> tuple[int, ...]:
-    texts = texts_of(column, where, lambda text: None if text.strip() in MISSING_TEXTS else plain(text))
+    texts = _texts(column, where)
     _, counts = np.unique(texts[texts != None].astype(np.str_), return_counts=True)  # noqa: E711  each element
     return tuple(int(count) for count in counts)
 
 
 def _hints(table: Any, client: str | None, inputs: Sequence[str]) -> tuple[str, ...]:
-    """A person with several rows is not protected as a record."""
-    person = find_person(inputs)
+    """A person with several rows is not protected as a record, nor a client that is written in two ways."""
+    person, alike = find_person(inputs), _alike(table[client]) if client else None
+    hints = (
+        (f"column '{client}' holds {alike[0]!r} and {alike[1]!r}, two clients: write them alike if they are one",)
+        if alike
+        else ()
+    )
     if person is None or person == client:
-        return ()
+        return hints
     people = _sizes(table[person], person)
     if len(people) == sum(people):
-        return ()
+        return hints
     return (
+        *hints,
         f"column '{person}' repeats: record privacy protects one row, not all rows of a person; for that, give "
         f"--client-column {person}",
     )
+
+
+def _alike(column: Any) -> tuple[str, str] | None:
+    """Two names that differ in capitals, spaces or leading zeros only."""
+    seen: dict[str, str] = {}
+    for name in sorted(set(_texts(column, ""))):
+        if (other := seen.setdefault(" ".join(name.lower().split()).lstrip("0"), name)) != name:
+            return other, name
+    return None

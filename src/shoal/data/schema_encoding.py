@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,8 +109,8 @@ def _inputs(
             if isinstance(column, Number):
                 block = column.encode(name, numbers_of(table[name], here, before), tally)
             else:
-                known = getattr(column, "categories", ())
-                block = column.encode(name, _cells(table[name], here, known), tally)  # type: ignore[union-attr]
+                known, clean = getattr(column, "categories", ()), str if isinstance(column, Text) else plain
+                block = column.encode(name, _cells(table[name], here, known, clean), tally)  # type: ignore[union-attr]
         except DataError as error:
             raise error if str(error).startswith(here) else DataError(f"{here}: {error}") from None
         found[:, at : at + block.shape[1]] = block
@@ -123,12 +124,14 @@ def input_type(schema: Schema) -> type[np.float32 | np.int64]:
     return np.int64 if tokens else np.float32
 
 
-def _cells(column: pa.ChunkedArray, where: str, known: tuple[str, ...] = ()) -> np.ndarray:
+def _cells(
+    column: pa.ChunkedArray, where: str, known: tuple[str, ...] = (), clean: Callable[[str], str] = plain
+) -> np.ndarray:
     """Texts, None where a cell is missing; a category may well be called NA."""
 
     def cell(text: str) -> str | None:
-        text = plain(text)
-        return None if text in MISSING_TEXTS and text not in known else text
+        text = clean(text)
+        return None if text.strip() in MISSING_TEXTS and text not in known else text
 
     return texts_of(column, where, cell)
 

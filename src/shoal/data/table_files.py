@@ -120,6 +120,8 @@ def header(path: Path) -> Header:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(line) >= HEADER_LIMIT:
         raise DataError(f"{path}: the header has more than {HEADER_LIMIT:,} characters; is it a .csv?")
+    if line.lower().startswith("sep="):
+        raise DataError(f"{path}: its first line is {line.strip()!r}, which only Excel reads; remove that line")
     unquoted = re.sub(r'"(?:[^"]|"")*"', "", line)
     delimiter = next((mark for mark in ",;\t" if mark in unquoted), ",")
     try:
@@ -131,7 +133,7 @@ def header(path: Path) -> Header:
 
 def missing_columns(wanted: Sequence[str], there: Sequence[str]) -> str | None:
     """What to say of wanted columns that are not there, all at once; None where none is missing."""
-    held, there = set(there), [" ".join(name.split()) for name in there]
+    held, there = set(there), [name if name.isprintable() else " ".join(name.split()) for name in there]
     lacks = [name for name in wanted if name not in held]
     if not lacks:
         return None
@@ -143,6 +145,16 @@ def missing_columns(wanted: Sequence[str], there: Sequence[str]) -> str | None:
     if len(lacks) == 1:
         return f"there is no column {shown}{nearest(lacks[0], there)}"
     return f"there are no columns {shown}; it has {', '.join(there[:MANY])}{', ...' if there[MANY:] else ''}"
+
+
+def other_type(path: Path) -> str:
+    """How a file that is no .csv or .parquet becomes one; empty where nobody knows."""
+    kind = path.suffix.lower()
+    if kind in (".xlsx", ".xlsm", ".xls", ".ods", ".numbers"):
+        return "; save its sheet as 'CSV UTF-8'"
+    if kind in (".csv", ".tsv", ".tab", ".txt"):
+        return f"; rename it to {path.stem}.csv: commas, semicolons and tabs are understood"
+    return ""
 
 
 def refuse_wide(path: Path, columns: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from shoal.data import Dataset, ListedPartition, load
 from shoal.data.load import with_schema
 from shoal.data.schema import Schema
-from shoal.data.table_files import MANY, missing_columns
+from shoal.data.table_files import MANY, missing_columns, other_type
 from shoal.errors import ConfigError, DataError
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
@@ -102,7 +102,10 @@ def refuse_other(own: Schema, theirs: Schema | None) -> None:
 
 def _of_schema(name: str, schema: Schema | None, label: str | None) -> Dataset:
     if Path(name).suffix not in (".csv", ".parquet"):
-        raise Refused(f"the federation has a schema, so data must be a .csv or .parquet file, got {name}")
+        raise Refused(
+            f"the federation has a schema, so data must be a .csv or .parquet file, got {name}"
+            f"{other_type(Path(name))}"
+        )
     assert schema is not None
     if label is not None:
         schema = replace(schema, label=label)

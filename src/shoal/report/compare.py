@@ -20,6 +20,8 @@ from shoal.report.series import build, column, figure, in_seconds
 MOST_LINES = 6
 """The most runs that are plotted over rounds: more cannot be distinguished."""
 MOST_KEYS = 8
+LONGEST = 60
+"""The characters of a setting in a column, at most; longer ones, such as a schema's columns, are named above it."""
 MOST_VALUES = 5
 """The most values of a setting that are named above the table."""
 NOTHING_LEARNT = "no better than a constant answer"
@@ -79,7 +81,9 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
         The path.
     """
     found = differing(runs)
-    keys, more = found[:MOST_KEYS], found[MOST_KEYS:]
+    fits = [key for key in found if all(len(word(run.flat_config().get(key))) <= LONGEST for run in runs)]
+    keys = fits[:MOST_KEYS]
+    more = [key for key in found if key not in keys]
     entries = [Entry(run.name, run, {key: run.flat_config().get(key) for key in keys}) for run in runs]
     words = Words(
         title=f"{len(runs)} runs",
