@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
+from shoal.accounting.calibration import Budget
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger, verify
+from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
@@ -281,6 +284,52 @@ def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budge
     assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
     assert charged(tmp_path / "new")[0] == 3 + 4
+
+
+POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clients.cohort": 2, "data.clients": 100}
+
+
+@pytest.mark.parametrize("noise", [5.0, "linear:6:5"])
+def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypatch, noise):
+    """However many rounds there are to choose from; the answer is the last number that the budget pays for."""
+    rounds, calls = 2000, Counter()
+    chosen = configure(POISSON | {"rounds": rounds, "per_round.noise_multiplier": noise}).algorithm
+    for owner, name in ((Running, "epsilon_with"), (Budget, "cost"), (SiteLedger, "_charged")):
+
+        def counting(*given, plain=getattr(owner, name), name=name, **named):
+            calls[name] += 1
+            return plain(*given, **named)
+
+        monkeypatch.setattr(owner, name, counting)
+    most = 1.0
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=most), "client")
+    found = ledger.affordable_repeats(chosen, Setting(100, rounds), range(rounds), 10**6, 50)
+    ledger.close()
+    assert calls["_charged"] <= 2
+    assert calls["epsilon_with"] + calls["cost"] <= 50
+    one = Sampled("poisson", 0.02, Gaussian(5.0 if noise == 5.0 else 5.0005))
+    assert epsilon(Repeat(one, found), 1e-5, adjacency="zero-out").epsilon <= most
+    assert epsilon(Repeat(one, found + 1), 1e-5, adjacency="zero-out").epsilon > most
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"per_round.noise_multiplier": "linear:1:3"},
+        {"per_round.noise_multiplier": "linear:3:1", "clients.cohort": "linear:10:2"},
+        {"per_round.noise_multiplier": "cyclic:9:2", "per_update.clip_norm": "linear:2:1"},
+        {"clients.cohort": "exponential:2:10"},
+    ],
+)
+def test_repeats_are_charged_as_the_costliest_of_the_rounds(tmp_path, changes):
+    rounds, setting = range(2, 8), Setting(100, 10)
+    chosen = configure(POISSON | {"rounds": 10} | changes).algorithm
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
+    costs = [[ledger._alone(charge) for charge in charged] for charged in each]
+    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    ledger.close()
+    assert [ledger._alone(charge) for charge in found] == [max(column) for column in zip(*costs, strict=True)]
 
 
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])

@@ -18,14 +18,15 @@ noise, so that no round run again costs the site more.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from shoal import release
+from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import NOTHING, Compose, Event, Gaussian, TwoLevel, Unbounded
@@ -268,26 +269,18 @@ class SiteLedger:
         if count < 1:
             return 0
         worst = _wanted(self._costliest_again(algorithm, setting, rounds, records), self._pair)
-
-        def refused(number: int) -> bool:
-            try:
-                self._refuse_over_budget(repeated(worst, number))
-            except Refused:
-                return True
-            return False
-
-        return bisect_left(range(1, count), True, key=refused) if refused(count) else count
+        caps = self.requirements.caps.items()
+        return min((self._pays_for(cap, most, worst, count) for cap, most in caps), default=count)
 
     def _costliest_again(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
     ) -> tuple[Charge, ...]:
         """The charges of the most expensive of these rounds, run again without this site."""
-        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
-        each = [
+        each = (
             self._charged(algorithm, setting, t, asked=False, records=records, again=True)
-            for t in rounds[: alike or None]
-        ]
-        return tuple(max(column, key=self._alone) for column in zip(*each, strict=True))
+            for t in _extremes(algorithm, rounds, setting.rounds)
+        )
+        return tuple(max(_ends(column), key=self._alone) for column in zip(*each, strict=True))
 
     def close(self) -> None:
         """Close the ledger's file."""
@@ -355,6 +348,17 @@ class SiteLedger:
         if all(self._exceeds(fresh, [], planned(t), most) for t in algorithm.extreme_rounds(setting.rounds)):
             self._refuse_cap("epsilon_per_run", most)
 
+    def _pays_for(self, cap: str, most: float, event: Event, count: int) -> int:
+        """How often a cap pays for an event, `count` times at most."""
+        account, counted = self._account(cap), self._counted(cap)
+        if not self._exceeds(account, counted, repeated(event, count), most):
+            return count
+        if self._exceeds(account, counted, event, most):
+            return 0
+        spent = self._spent(counted)
+        budget = Budget(most, self.requirements.delta, adjacency=self.adjacency)
+        return int(calibration.rounds(lambda n: Compose((*spent, repeated(event, n))), budget, count).value)
+
     def _refuse_over_budget(self, event: Event) -> None:
         """Raise Refused where this event would exceed a cap."""
         for cap, most in self.requirements.caps.items():
@@ -378,9 +382,11 @@ class SiteLedger:
             quick = None
         if quick is not None and (quick <= most or WITHOUT_PLD * most < quick < math.inf):
             return quick > most
-        spent = (_wanted(intent.charges, self._pair) for intent in counted)
-        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*spent, event))).epsilon
+        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*self._spent(counted), event))).epsilon
         return exact is None or not exact <= most
+
+    def _spent(self, counted: list[Intent]) -> tuple[Event, ...]:
+        return tuple(_wanted(intent.charges, self._pair) for intent in counted)
 
     def _account(self, cap: str) -> Running:
         """What is spent of a cap, by RDP: kept from round to round until something leaves the window."""
@@ -406,6 +412,46 @@ class SiteLedger:
             account.add(_wanted(charged, self._pair))
         except ConfigError as error:
             account.because = str(error)
+
+
+def _extremes(algorithm: Algorithm, rounds: range, total: int) -> Iterable[int]:
+    """The rounds of which one costs most: the ends of the only schedule that changes, or all."""
+    if algorithm.priced or len(algorithm.different_rounds(total)) == 1:
+        return rounds[:1]
+    changing = {schedule for schedule in algorithm.schedules if schedule.shape != "constant"}
+    if len(changing) != 1 or not algorithm.clients.alike:
+        return rounds
+    (schedule,) = changing
+    values = [schedule.value(t, total) for t in rounds]
+    return [rounds[values.index(end)] for end in (min(values), max(values))]
+
+
+def _ends(column: tuple[Charge, ...]) -> list[Charge]:
+    """The charges of which one costs most.
+
+    Where they differ in one number alone, such as the noise, two are enough: costs are monotone in every number.
+    """
+    distinct = list(dict.fromkeys(column))
+    parts = [tuple(_parts(charge.event)) for charge in distinct]
+    if len({len(each) for each in parts}) > 1:
+        return distinct
+    differ = [values for values in zip(*parts, strict=True) if len(set(values)) > 1]
+    if len(differ) != 1 or not all(type(value) in (int, float) for value in differ[0]):
+        return distinct
+    return [distinct[differ[0].index(end)] for end in (min(differ[0]), max(differ[0]))]
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """All types, numbers and words that an event is made of."""
+    if is_dataclass(value):
+        yield type(value)
+        value = tuple(getattr(value, each.name) for each in fields(value))
+    if isinstance(value, tuple):
+        yield len(value)
+        for each in value:
+            yield from _parts(each)
+    else:
+        yield value
 
 
 def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:
