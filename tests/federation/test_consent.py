@@ -293,12 +293,14 @@ POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clien
 def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypatch, noise):
     """However many rounds there are to choose from; the answer is the last number that the budget pays for."""
     rounds, calls = 2000, Counter()
+    counted = ((Running, "epsilon_with"), (Budget, "cost"), (SiteLedger, "_charged"))
     chosen = configure(POISSON | {"rounds": rounds, "per_round.noise_multiplier": noise}).algorithm
-    for owner, name in ((Running, "epsilon_with"), (Budget, "cost"), (SiteLedger, "_charged")):
+    plain = {name: getattr(owner, name) for owner, name in counted}
+    for owner, name in counted:
 
-        def counting(*given, plain=getattr(owner, name), name=name, **named):
+        def counting(*given, name=name, **named):
             calls[name] += 1
-            return plain(*given, **named)
+            return plain[name](*given, **named)
 
         monkeypatch.setattr(owner, name, counting)
     most = 1.0
