@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
+from shoal.accounting.calibration import Budget
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger, verify
+from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
@@ -313,6 +316,55 @@ def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_b
     for t in (0, 9):
         event = round_event(method, setting, t, "client", "release")
         assert spent >= epsilon(Repeat(Compose((event,)), 20), 1e-5, "rdp", "zero-out").epsilon
+
+
+POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clients.cohort": 2, "data.clients": 100}
+
+
+@pytest.mark.parametrize("noise", [5.0, "linear:6:5"])
+def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypatch, noise):
+    """However many rounds there are to choose from; the answer is the last number that the budget pays for."""
+    rounds, calls = 2000, Counter()
+    counted = ((Running, "epsilon_with"), (Budget, "cost"), (SiteLedger, "_charged"))
+    chosen = configure(POISSON | {"rounds": rounds, "per_round.noise_multiplier": noise}).algorithm
+    plain = {name: getattr(owner, name) for owner, name in counted}
+    for owner, name in counted:
+
+        def counting(*given, name=name, **named):
+            calls[name] += 1
+            return plain[name](*given, **named)
+
+        monkeypatch.setattr(owner, name, counting)
+    most = 1.0
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=most), "client")
+    found = ledger.affordable_repeats(chosen, Setting(100, rounds), range(rounds), 10**6, 50)
+    ledger.close()
+    assert calls["_charged"] <= 2
+    assert calls["epsilon_with"] + calls["cost"] <= 50
+    one = Sampled("poisson", 0.02, Gaussian(5.0 if noise == 5.0 else 5.0005))
+    assert epsilon(Repeat(one, found), 1e-5, adjacency="zero-out").epsilon <= most
+    assert epsilon(Repeat(one, found + 1), 1e-5, adjacency="zero-out").epsilon > most
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"per_round.noise_multiplier": "linear:1:3"},
+        {"per_round.noise_multiplier": "cyclic:9:2", "per_update.clip_norm": "linear:2:1"},
+        {"clients.cohort": "exponential:2:10"},
+    ],
+)
+def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, changes):
+    rounds, setting = range(2, 8), Setting(100, 10)
+    chosen = configure(POISSON | {"rounds": 10} | changes).algorithm
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
+    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    ledger.close()
+    for charge, column in zip(found, zip(*each, strict=True), strict=True):
+        assert charge in column
+        costs = [epsilon(one.event, 1e-5, "rdp", "zero-out").epsilon for one in (charge, *column)]
+        assert costs[0] == max(costs)
 
 
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])

@@ -3,6 +3,8 @@
 import importlib
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -227,6 +229,40 @@ def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", store.port))
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "speaker"), [(0, "rank 1"), (1, "rank 0"), (2, "rank 0")])
+def test_one_rank_says_that_another_was_killed_while_all_add_up(killed, speaker):
+    """Every survivor notices at once: all are in the same all-reduce as the one that dies in it."""
+    code = """
+import os, signal, sys, torch
+from shoal.training import ranks
+
+killed, port = sys.argv[1:]
+children = []
+for rank in range(3):
+    if child := os.fork():
+        children.append(child)
+        continue
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    joined = ranks.join()
+    if rank == int(killed):
+        ranks.dist.all_reduce = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with joined.leading() if rank == 0 else joined.reporting():
+            joined.add_up(torch.ones(1000))
+    except (ranks.Lost, ranks.Dismissed) as error:
+        if not error.silent:
+            os.write(1, f"rank {rank}: {error}\\n".encode())
+    os._exit(0)
+for child in children:
+    os.waitpid(child, 0)
+"""
+    words = [sys.executable, "-c", code, str(killed), str(free_port())]
+    (line,) = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout.splitlines()
+    assert line.startswith(f"{speaker}: ")
+    assert "of 3 has gone: its process was killed" in line
 
 
 def test_who_is_dismissed_says_nothing():

@@ -53,7 +53,7 @@ def noise(event_at: Callable[[float], Event], budget: Budget) -> Calibrated:
     _require_bounded(event_at(1.0))
     low, high = _bracket(event_at, budget)
     while high.value / low.value > 1 + _TIGHT:
-        middle = _between(low, high, budget.epsilon)
+        middle = _between(low, high, budget.epsilon, 0.4 * _TIGHT)
         tried = Calibrated(middle, budget.cost(event_at(middle)))
         if _cost(tried) <= budget.epsilon:
             high = tried
@@ -130,12 +130,12 @@ def _cost(tried: Calibrated) -> float:
     return math.inf if tried.answer.epsilon is None else tried.answer.epsilon
 
 
-def _between(low: Calibrated, high: Calibrated, target: float) -> float:
-    """Where the cost, a power of noise or rounds, should meet the target: well inside the bracket."""
+def _between(low: Calibrated, high: Calibrated, target: float, above: float = 0.0) -> float:
+    """Where the cost, a power of noise or rounds, should meet the target, or `above` it by this share of the value:
+    well inside the bracket."""
     span = math.log(max(high.value, 1e-9) / max(low.value, 1e-9)) if low.value else 0.0
     first, last = _cost(low), _cost(high)
     if span == 0.0 or not all(0 < cost < math.inf for cost in (first, last)) or first == last:
         return (low.value + high.value) / 2
     share = math.log(target / first) / math.log(last / first)
-    margin = 0.4 * _TIGHT / span
-    return low.value * math.exp(span * min(max(share + margin, 0.03), 0.97))
+    return low.value * math.exp(span * min(max(share + above / span, 0.03), 0.97))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from shoal.cli.options import LogFormat, LogLevel, PasswordFile, password_of
+from shoal.cli.options import LogFormat, LogLevel, PasswordFile, password_of, uncollected_imports
 from shoal.cli.serve import INSECURE, loopback
 from shoal.errors import ConfigError
 
@@ -100,12 +100,13 @@ def command(
     from shoal.federation.missing import require_flower
 
     require_flower()
-    from shoal.federation.flower.node import Endpoint, run_site
-    from shoal.federation.key_files import authorities
-    from shoal.federation.operations.logs import Log
-    from shoal.federation.policy_file import policy_of, read_policy
-    from shoal.federation.site import Owner, Site
-    from shoal.federation.site_records import reader
+    with uncollected_imports():
+        from shoal.federation.flower.node import Endpoint, run_site
+        from shoal.federation.key_files import authorities
+        from shoal.federation.operations.logs import Log
+        from shoal.federation.policy_file import policy_of, read_policy
+        from shoal.federation.site import Owner, Site
+        from shoal.federation.site_records import reader
 
     Log(log_level, log_format)
     _choice("--unit", unit, (None, "client", "record", "user"))

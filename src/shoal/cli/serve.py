@@ -22,6 +22,7 @@ from shoal.cli.options import (
     PasswordFile,
     password_of,
     print_json,
+    uncollected_imports,
 )
 from shoal.cli.round_log import RoundLog
 from shoal.cli.run import Watch, show
@@ -66,11 +67,12 @@ def command(
     from shoal.result import Interrupted
 
     require_flower()
-    from shoal.federation.federated_run import serve
-    from shoal.federation.operations.control import ControlSocket
-    from shoal.federation.operations.logs import Log
-    from shoal.federation.operations.monitor import Monitor
-    from shoal.federation.operations.status_server import OperationsServer
+    with uncollected_imports():
+        from shoal.federation.federated_run import serve
+        from shoal.federation.operations.control import ControlSocket
+        from shoal.federation.operations.logs import Log
+        from shoal.federation.operations.monitor import Monitor
+        from shoal.federation.operations.status_server import OperationsServer
 
     log = Log(log_level, log_format)
     watch = Watch(Console(stderr=True)) if log.on_terminal else RoundLog(log)
@@ -154,7 +156,8 @@ def open_link(
         ConfigError: Without TLS beyond loopback, unless `insecure`; where no site could join; or where a certificate
             has expired.
     """
-    from shoal.federation.flower.superlink import SuperLink, Tls, identity
+    with uncollected_imports():
+        from shoal.federation.flower.superlink import SuperLink, Tls, identity
     from shoal.federation.key_files import CA, SERVER, SERVER_KEY, read_site_key, read_sites, warn_of_end
 
     if keys is None:

@@ -18,14 +18,14 @@ noise, so that no round run again costs the site more.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
 
 from shoal import release
+from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.dominating import dominating
@@ -269,24 +269,16 @@ class SiteLedger:
         if count < 1:
             return 0
         worst = _wanted(self._costliest_again(algorithm, setting, rounds, records), self._pair)
-
-        def refused(number: int) -> bool:
-            try:
-                self._refuse_over_budget(repeated(worst, number))
-            except Refused:
-                return True
-            return False
-
-        return bisect_left(range(1, count), True, key=refused) if refused(count) else count
+        caps = self.requirements.caps.items()
+        return min((self._pays_for(cap, most, worst, count) for cap, most in caps), default=count)
 
     def _costliest_again(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
     ) -> tuple[Charge, ...]:
         """Charges that cost no less than any of these rounds, run again without this site."""
-        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
         each = [
             self._charged(algorithm, setting, t, asked=False, records=records, again=True)
-            for t in rounds[: alike or None]
+            for t in _extremes(algorithm, rounds, setting.rounds)
         ]
         columns = zip(*each, strict=True)
         return tuple(replace(column[0], event=dominating(charge.event for charge in column)) for column in columns)
@@ -349,6 +341,17 @@ class SiteLedger:
         if all(self._exceeds(fresh, [], planned(t), most) for t in algorithm.extreme_rounds(setting.rounds)):
             self._refuse_cap("epsilon_per_run", most)
 
+    def _pays_for(self, cap: str, most: float, event: Event, count: int) -> int:
+        """How often a cap pays for an event, `count` times at most."""
+        account, counted = self._account(cap), self._counted(cap)
+        if not self._exceeds(account, counted, repeated(event, count), most):
+            return count
+        if self._exceeds(account, counted, event, most):
+            return 0
+        spent = self._spent(counted)
+        budget = Budget(most, self.requirements.delta, adjacency=self.adjacency)
+        return int(calibration.rounds(lambda n: Compose((*spent, repeated(event, n))), budget, count).value)
+
     def _refuse_over_budget(self, event: Event) -> None:
         """Raise Refused where this event would exceed a cap."""
         for cap, most in self.requirements.caps.items():
@@ -372,9 +375,11 @@ class SiteLedger:
             quick = None
         if quick is not None and (quick <= most or WITHOUT_PLD * most < quick < math.inf):
             return quick > most
-        spent = (_wanted(intent.charges, self._pair) for intent in counted)
-        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*spent, event))).epsilon
+        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*self._spent(counted), event))).epsilon
         return exact is None or not exact <= most
+
+    def _spent(self, counted: list[Intent]) -> tuple[Event, ...]:
+        return tuple(_wanted(intent.charges, self._pair) for intent in counted)
 
     def _account(self, cap: str) -> Running:
         """What is spent of a cap, by RDP: kept from round to round until something leaves the window."""
@@ -400,6 +405,18 @@ class SiteLedger:
             account.add(_wanted(charged, self._pair))
         except ConfigError as error:
             account.because = str(error)
+
+
+def _extremes(algorithm: Algorithm, rounds: range, total: int) -> Iterable[int]:
+    """Rounds that together dominate all of them: the ends of the only schedule that changes, or all."""
+    if algorithm.priced or len(algorithm.different_rounds(total)) == 1:
+        return rounds[:1]
+    changing = {schedule for schedule in algorithm.schedules if schedule.shape != "constant"}
+    if len(changing) != 1 or not algorithm.clients.alike:
+        return rounds
+    (schedule,) = changing
+    values = [schedule.value(t, total) for t in rounds]
+    return [rounds[values.index(end)] for end in (min(values), max(values))]
 
 
 def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:

@@ -42,7 +42,7 @@ Message = tuple[dict[str, Tensor], Notes]
 
 
 class Lost(RunError):
-    """A rank that died, or that failed and says why. Of several ranks that lose rank 0 one says so."""
+    """A rank that died, or that failed and says why. Of several ranks that lose another one says so."""
 
     exit_code = 1
 
@@ -168,8 +168,17 @@ class Ranks:
             who = "another rank" if other is None else f"rank {other}"
             raise Lost(
                 f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
-                silent=self.rank > 1,
+                silent=self.rank > 1 or (self.rank == 1 and other is None and self._rank_0_is_there()),
             ) from error
+
+    def _rank_0_is_there(self) -> bool:
+        """Whether rank 0, which then says who has gone, ends the run or at least keeps its connection."""
+        begun = time.monotonic()
+        try:
+            dist.irecv(torch.empty(1, dtype=torch.int64), 0).wait(timedelta(seconds=FAREWELL))  # type: ignore[union-attr]
+        except RuntimeError:
+            return time.monotonic() - begun >= FAREWELL  # else the connection is closed
+        return True
 
 
 def _packed(tensors: Mapping[str, Tensor], notes: Notes) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -149,3 +151,20 @@ def test_only_one_package_imports_flowers_internals():
         if PACKAGE not in path.parents and "flwr" in path.read_text(encoding="utf-8"):
             others = {module for module, _ in imported(path)} - PUBLIC
             assert not others, f"{path.relative_to(SOURCE)} imports {others}, not by federation.flower.internals"
+
+
+@pytest.mark.slow
+def test_a_link_loads_flowers_databases_only_where_they_are_used():
+    """SQLAlchemy and Alembic take a second to load, and the state of `shoal serve` is in memory."""
+    code = """
+import sys
+from shoal.federation.flower.link_state import LinkState
+LinkState()
+assert not {"sqlalchemy", "alembic"} & set(sys.modules)
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+made = LinkStateFactory(":memory:", NoOpFederationManager(simulation=False), ObjectStoreFactory(":memory:")).state()
+assert type(made).__name__ == "SqlLinkState"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -112,11 +112,11 @@ def run_site(site: Site, endpoint: Endpoint, patience: float, log: Callable[[str
 
 
 def retry_wait(since: float) -> float:
-    """Return the seconds until the next retry, where the link has failed for so long: a fifth of that.
+    """Return the seconds until the next retry, where the link has failed for so long: a twentieth of that.
 
     A coordinator that is only starting is found soon after it listens.
     """
-    return min(max(FIRST_WAIT, since / 5), LONGEST_WAIT)
+    return min(max(FIRST_WAIT, since / 20), LONGEST_WAIT)
 
 
 def _refuse_permanent(error: Exception, endpoint: Endpoint, connected: bool) -> None:

@@ -24,7 +24,7 @@ from shoal.random.secure_streams import toward_zero
 Words = npt.NDArray[np.uint32]
 Keystream = Callable[[bytes], CipherContext]
 MODULUS = 2**32
-BLOCK = 2**14  # words
+BLOCK = 2**15  # words
 
 
 def quantised(update: Tensor, bound: float, step: float) -> Whole:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -135,7 +136,7 @@ class Party:
 
     def sign_dealers(self) -> bytes:
         """Return the site's signature of the sites that have dealt shares, as it was told."""
-        return sign(self._key, dealers_message(self._digest, self._agreed))
+        return sign(self._key, self._agreed_message)
 
     def sign_survivors(self, survivors: set[int]) -> bytes:
         """Return the site's signature of the list of survivors, the sites in the sum."""
@@ -164,13 +165,16 @@ class Party:
         for other in self._graph.sampled(signatures):
             self._verify(other, signatures[other], self._signed, "survivors")
         if self._graph.sparse:
-            agreed = dealers_message(self._digest, self._agreed)
             for dealer in self._dealers & self._survivors:
-                self._verify(dealer, (agreements or {}).get(dealer, b""), agreed, "dealers")
+                self._verify(dealer, (agreements or {}).get(dealer, b""), self._agreed_message, "dealers")
         self._finish("open")
         shares, self._shares = self._shares, {}
         opened = {dealer: both[SEED if dealer in self._survivors else MASKING] for dealer, both in shares.items()}
         return opened, self._dealers - set(opened)
+
+    @cached_property
+    def _agreed_message(self) -> bytes:
+        return dealers_message(self._digest, self._agreed)
 
     def _begin(self, step: str) -> None:
         """Raise InvalidMessage unless this is the next step; if the step fails, the round is over for this site."""

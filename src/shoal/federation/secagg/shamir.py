@@ -33,8 +33,8 @@ def join(shares: Mapping[int, int]) -> bytes | None:
 def _value(coefficients: list[int], point: int) -> int:
     found = 0
     for coefficient in reversed(coefficients):
-        found = (found * point + coefficient) % PRIME
-    return found
+        found = found * point + coefficient  # grows by the few bits of a point: one division at the end is cheaper
+    return found % PRIME
 
 
 def _weight(point: int, points: Iterable[int]) -> int:
