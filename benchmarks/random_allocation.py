@@ -58,9 +58,9 @@ SLOTS, TABLE = 4096, 2**20
 SAFE = 0.1  # the share of the proposal that bounds the weights
 FURTHEST = 8.0
 AT_ONCE = 250_000  # numbers
-PILOT, REPLICATE = 1_000_000, 1_000_000  # numbers of a pilot, and of a replicate
+PILOT, REPLICATE = 300_000, 300_000  # numbers of a pilot, and of each block of a replicate
 FEWEST, ENOUGH = 6, 30  # replicates, of a pilot and of an estimate
-GRID, ROUGH = 2e-5, 1e-3  # the latter in a pilot
+GRID, ROUGH = 5e-5, 1e-3  # the latter in a pilot
 SMALLEST = 1e-14  # of probabilities in float64; a bound is not compared with less
 SETTINGS: list[Problem] = [
     (2, 1, 1.0, 2.0),
