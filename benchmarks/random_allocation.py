@@ -342,7 +342,9 @@ def main() -> None:
             f"{bound:.4g} | {middle:.4g} ± {high - middle:.1g}"
             for bound, middle, (_, high) in zip(bounds, middles, found, strict=True)
         ]
-        above = ", ".join(f"{share:+.2%}" for share in shares)
+        above = ", ".join(
+            f"{share:+.2%}" if high > SMALLEST else "–" for share, (_, high) in zip(shares, found, strict=True)
+        )
         print(f"| {length} | {blocks} | {sigma:g} | {epsilon:g} | {cells[0]} | {cells[1]} | {above} | {seconds:.2f} "
               f"| {poisson:.4f} | {1 - sigma / poisson:.1%} |", flush=True)  # fmt: skip
         if given.out:
