@@ -120,16 +120,18 @@ GROUPS: dict[str, Recipe] = {
     "four searches, group consistency": replace(recipe("cpl-group"), iterations=GROUPED),
 }
 GROUP_SEEDS = range(5)
+BATCHES = (8, 32)  # records
+BATCHES_EACH = 5
 
 
-def three_faces(chosen: Recipe, victims: int | None = None, seed: int = 0) -> Cell:
-    """Means over three faces, as types 0 and 1 see them without privacy."""
+def faces(chosen: Recipe, victims: int | None = None, seed: int = 0, records: int | None = None) -> Cell:
+    """Means over faces (three, as in the paper, by default), as types 0 and 1 see them without privacy."""
 
     def run(device: str, asked: int, sets: Sets, known: Lines) -> dict[str, Any]:
         if "lfw" not in sets:
             sets["lfw"] = shoal.load("lfw")
         config = configure({"algorithm": "fedavg", "data.name": "lfw", "engine.device": device, "seed": seed})
-        outcome = attack(config, chosen, Aim(0, victims or asked), sets["lfw"])
+        outcome = attack(config, chosen, Aim(0, victims or asked, records), sets["lfw"])
         found = {"rmses": outcome.quality.rmse.flatten().tolist(), "iterations_allowed": chosen.iterations}
         return line_of(outcome, PICTURED) | found | {"seed": seed}
 
@@ -211,10 +213,14 @@ def cells() -> Iterator[tuple[str, Cell]]:
             run = leak(method.algorithm, "lfw", method.changes, "cpl", kind, PICTURED)
             yield f"figure3/lfw/{method.label}/{kind}", run
     for name in ("cpl", "cpl-tv"):
-        yield f"three/lfw/{name}", three_faces(replace(recipe(name), iterations=PRIORED))
+        yield f"three/lfw/{name}", faces(replace(recipe(name), iterations=PRIORED))
     for seed in GROUP_SEEDS:
         for name, chosen in GROUPS.items():
-            yield f"group/lfw/{name}/{seed}", three_faces(chosen, 1, seed)
+            yield f"group/lfw/{name}/{seed}", faces(chosen, 1, seed)
+    for records in BATCHES:
+        for name in ("cpl", "cpl-tv", "cpl-group"):
+            chosen = replace(recipe(name), iterations=PRIORED)
+            yield f"batch/lfw/{name}/{records}", faces(chosen, BATCHES_EACH, records=records)
     for method in PLANTED:
         for records in (8, 32, 64):
             yield f"imprint/mnist/{method}/{records}", plant(method, records)

@@ -26,6 +26,7 @@ from shoal.papers.table import published
 
 Line = dict[str, Any]
 ATTACKS = {"dlg": "DLG", "gradinv": "GradInv", "gradinv-lbfgs": "GradInv", "cpl": "CPL"}
+FACES = ("three", "group", "batch")
 SETS = {"mnist": "MNIST", "cifar10": "CIFAR10", "lfw": "LFW"}
 
 
@@ -93,6 +94,26 @@ def figure3(lines: dict[str, Line]) -> str:
             rows.append([method, f"type {kind}", number(line["success"]), number(line["rmse"]), number(line["ssim"])])
     picture = "\n\n![A column a method, a row a type of attacker](attacks-figure3.png)"
     return table(["method", "attacker", "success", "RMSE", "SSIM"], rows) + picture
+
+
+def faces(lines: dict[str, Line]) -> str:
+    """Means over several faces: a row a search, seeds together."""
+    found: dict[tuple[str, int], list[Line]] = {}
+    for cell, line in lines.items():
+        kind, _, *name = cell.split("/")
+        if kind in FACES:
+            found.setdefault((name[0] if kind != "three" else line["attack"], line["records"]), []).append(line)
+    rows = []
+    for (name, records), each in found.items():
+        rmses = np.concatenate([line["rmses"] for line in each])
+        success, ssim, labels = (np.mean([line[key] for line in each]) for key in ("success", "ssim", "label_hits"))
+        spread = " / ".join(number(float(rmse)) for rmse in np.quantile(rmses, [0.1, 0.5, 0.9]))
+        victims, iterations = sum(line["victims"] for line in each), each[0]["iterations_allowed"]
+        rows.append([name, str(records), str(victims), str(iterations), number(success), spread, number(ssim),
+                     number(labels), each[0]["device"]])  # fmt: skip
+    head = ["search", "records", "victims", "iterations", "success", "RMSE: 10% / median / 90%", "SSIM", "labels",
+            "device"]  # fmt: skip
+    return table(head, rows)
 
 
 def planted(lines: dict[str, Line]) -> str:
@@ -207,6 +228,8 @@ def main() -> None:
         picture3(lines, options.folder / "attacks-figure3.png")
     parts = {"table1": table1, "table3": table3, "figure3": figure3, "imprint": planted, "membership": members}
     tables = {name: part(lines) for name, part in parts.items() if any(c.startswith(f"{name}/") for c in lines)}
+    if any(cell.split("/")[0] in FACES for cell in lines):
+        tables["faces"] = faces(lines)
     if options.speed:
         timed = [json.loads(line) for line in options.speed.read_text(encoding="utf-8").splitlines()]
         tables["speed"] = speed(timed)

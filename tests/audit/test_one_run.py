@@ -11,7 +11,7 @@ from scipy.linalg import toeplitz
 
 from shoal.algorithms import algorithm
 from shoal.audit import one_run
-from shoal.audit.broken import Broken, whole, with_noise
+from shoal.audit.broken import VARIANTS, Broken, whole, with_noise
 from shoal.audit.cases import cases
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
@@ -101,9 +101,9 @@ def independent():
     return next(cases(replace(FTRL, per_round=replace(FTRL.per_round, bands=1)), "client", epsilon=4.0, rounds=5))
 
 
-def separation(scores):
+def separation(scores, coins=COINS):
     """How far scores of canaries that are there lie from those of the others, in standard deviations."""
-    there, gone = scores[COINS > 0], scores[COINS < 0]
+    there, gone = scores[coins > 0], scores[coins < 0]
     return (there.mean() - gone.mean()) / np.sqrt((there.var() + gone.var()) / 2)
 
 
@@ -147,3 +147,38 @@ def test_canaries_come_as_often_as_they_may(correlated):
     rare = replace(FTRL, clients=Clients("min-separation", 10, separation=2))
     assert one_run._turns(rare, 5, 10).tolist() == [1, 0, 1, 0, 1]
     assert one_run._turns(correlated.record, 3, 3).tolist() == [1, 1, 1]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """Three sites share the noise, and one of them is with the server."""
+    return next(cases(algorithm("distributed-dp-sgd"), "record", epsilon=4.0, rounds=2))
+
+
+@pytest.mark.slow
+@pytest.mark.statistical(false_alarm=1e-6)
+@pytest.mark.parametrize(("colluding", "honest"), [(0, 3), (1, 2), (2, 1)])
+def test_the_server_subtracts_the_noise_of_colluding_sites_from_what_canaries_move(shared, colluding, honest):
+    """With all shares subtracted each canary's own pull is left; the standard error of the noise is 2.2%."""
+    coins = COINS[:FEW]
+
+    def seen(known):
+        return one_run._of_clients(whole(replace(shared, colluding=known), Streams(0)), coins)
+
+    scores, final = seen(colluding)
+    pull = seen(3)[1] * coins
+    assert pull == pytest.approx(pull.mean(), rel=1e-3), "in every round all are clipped"
+    charged = 2 * np.sqrt(sum(event.noise**-2 for event in shared.claim.event.events))
+    found = 2 * pull.mean() / (final - pull.mean() * coins).std()
+    assert found == pytest.approx(charged * np.sqrt(2 / honest), rel=5 / np.sqrt(2 * FEW))
+    assert separation(scores, coins) == pytest.approx(separation(final, coins), rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical(false_alarm=1e-7)
+def test_shares_of_noise_as_charged_are_not_doubted_and_one_more_colluding_or_half_the_noise_is(shared):
+    """A p-value of 0.01 needs 197 of 200 guesses to be right, at 0.88 each: 5e-8."""
+    assert guessed(shared, canaries=2 * FEW).p_value > one_run.FLAG
+    assert guessed(shared, 0.5, canaries=2 * FEW).p_value < one_run.FLAG
+    more = VARIANTS["one more site colludes"](shared, Streams(0))
+    assert one_run.guess(more, 2 * FEW, runs=4).p_value < one_run.FLAG

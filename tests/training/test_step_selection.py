@@ -79,10 +79,12 @@ def plain_loop(sim, record):
 def test_a_step_is_kept_where_the_loss_of_other_records_falls(updates):
     record = with_tests(updates)
     sim = simulation(record)
-    moved, _ = train(sim.cohort, sim.params, np.arange(CLIENTS), RoundIndex(0, 2), {})
+    moved, metrics = train(sim.cohort, sim.params, np.arange(CLIENTS), RoundIndex(0, 2), {})
     expected, kept = plain_loop(sim, record)
+    assert metrics.kept.tolist() == [sum(each) for each in kept]
     assert 0 < sum(map(sum, kept)) < sum(map(len, kept))
     torch.testing.assert_close(sim.params + moved, expected, rtol=1e-4, atol=1e-5)
+    assert sim.run_round(0)["kept_steps"] == sum(map(sum, kept))
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 Every canary is a record, or a client, that pulls in a direction of its own. A coin decides for each whether it is
 there (or which way it pulls); the adversary looks at all rounds of one run, scores each canary by how far the
 released sums moved its way, and guesses on those of which it is surest. Where noise is correlated between rounds, it
-undoes that first. What the guesses prove is in `one_run_bounds` (Mahloujifar et al. 2024). A second adversary sees
-the same run, and of it only the final model.
+undoes that first; where clients collude with it, it subtracts their shares of the noise. What the guesses prove is in
+`one_run_bounds` (Mahloujifar et al. 2024). A second adversary sees the same run, and of it only the final model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.audit.cases import DELTA, Case, Claim
 from shoal.audit.checks import charged_noise
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.one_run_bounds import Count, guesses_of
-from shoal.audit.testbed import Holder, Row, federation, one_thread, steps_of, without
+from shoal.audit.testbed import Holder, Row, federation, known_noise, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
@@ -171,8 +171,10 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     signs = coins if swaps else np.ones(count, dtype=int)
     rows = [Row(FAR * clip, place, int(sign)) for place, sign in enumerate(signs)]
     clients: list[Holder] = [[row] for row in rows]
-    if played.sums_gradients:  # each is a record of the last client
-        everything = replace(played.records, rate=1.0, nominal_records=1)
+    if (
+        played.sums_gradients
+    ):  # each is a record of the last client; so large a batch leaves the gradients as they are
+        everything = replace(played.records, rate=1.0, nominal_records=count)
         played = replace(broken.played, records=everything)
         clients = [*([[Row(0.0)]] * (broken.case.setting.clients - 1)), rows]
     if not swaps:
@@ -181,14 +183,17 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     rate = 1.0 if played.sums_gradients else played.clients.rate(0, rounds, count)
     state: dict[str, Tensor] = {}
     params, moved = torch.zeros_like(sim.params), np.empty((rounds, 2, count))
+    known = np.zeros(len(params))
     cohort = replace(sim.cohort, algorithm=played)
     with one_thread():
         for t in range(rounds):
-            before = params
-            params, state, metrics = run_round(cohort, params, state, RoundIndex(t, rounds))
+            before, index = params, RoundIndex(t, rounds)
+            params, state, metrics = run_round(cohort, params, state, index)
             one_unit = math.sqrt(2) * (metrics.get("clip") or 1.0) / metrics["expected_clients"]  # a canary's pull
-            moved[t] = (params - before).double().view(2, count).numpy() / one_unit
-    end, along = params.double().view(2, count).numpy(), moved[:, 0] - moved[:, 1]
+            shares = known_noise(cohort, len(params), broken.case.colluding, index)
+            moved[t] = ((params - before).double().numpy() - shares).reshape(2, count) / one_unit
+            known += shares
+    end, along = (params.double().numpy() - known).reshape(2, count), moved[:, 0] - moved[:, 1]
     if rate < 1:
         scores = _log_ratio(broken.case, rate, swaps)(along).sum(0)
     else:

@@ -129,13 +129,13 @@ def rounds_of(
             start = torch.zeros_like(trainer.params)
             index = RoundIndex(0, trainer.rounds, first + trial)
             params, state, _ = run_round(cohort, start, {}, index)
-            vectors[trial] = params.double().numpy() - _known_noise(cohort, len(start), colluding, index)
+            vectors[trial] = params.double().numpy() - known_noise(cohort, len(start), colluding, index)
             if "clip" in state:
                 extras[trial] = float(state["clip"].log())
     return Seen(vectors, extras)
 
 
-def _known_noise(cohort: SimulatedCohort, size: int, colluding: int, index: RoundIndex) -> np.ndarray:
+def known_noise(cohort: SimulatedCohort, size: int, colluding: int, index: RoundIndex) -> np.ndarray:
     """What the shares of the first clients are in the mean."""
     shares, when = torch.zeros(colluding, size, dtype=torch.float64), (index.t, index.total)
     if colluding:

@@ -117,17 +117,21 @@ class Summed:
 
 @dataclass
 class StepMetrics:
-    """Metrics of a chunk's steps: sums over its records, clients and steps, kept on the device."""
+    """Metrics of a chunk's steps: sums over its records, clients and steps, kept on the device.
+
+    `kept`: how many steps of each client passed their test, where the method has one.
+    """
 
     records: Tensor
     clipped: Tensor
     non_finite: Tensor
     shares: Tensor
     steps: Tensor
+    kept: Tensor
 
     def clear(self) -> None:
         """Set all sums to 0."""
-        for tensor in (self.records, self.clipped, self.non_finite, self.shares, self.steps):
+        for tensor in (self.records, self.clipped, self.non_finite, self.shares, self.steps, self.kept):
             tensor.zero_()
 
     @classmethod
@@ -136,11 +140,12 @@ class StepMetrics:
         if not parts:
             return None
         sums = (sum(getattr(part, name) for part in parts) for name in ("records", "clipped", "non_finite"))
-        return cls(*sums, *(torch.cat([getattr(part, name) for part in parts]) for name in ("shares", "steps")))
+        rows = ("shares", "steps", "kept")
+        return cls(*sums, *(torch.cat([getattr(part, name) for part in parts]) for name in rows))
 
     @classmethod
     def nothing(cls, params: Tensor) -> StepMetrics:
         """Metrics of no step yet, for clients with parameters [K, P]."""
         clients = params.new_zeros(len(params))
         number = params.new_zeros(())
-        return cls(number, number.clone(), number.clone(), clients, clients.clone())
+        return cls(number, number.clone(), number.clone(), clients, clients.clone(), clients.clone())

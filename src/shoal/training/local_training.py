@@ -77,6 +77,8 @@ def train(
         with _drawing(context, clients, index):  # the same numbers: no record may choose what is drawn
             steps = _first(context, params, clients, index, state, len(plan.batches)).run_carefully(inputs)
     metrics = steps.sanitiser.metrics if steps.sanitiser else None
+    if metrics is not None and steps.selection is not None:
+        metrics.kept = steps.selection.kept
     if context.algorithm.sums_gradients:
         return steps.carried[SUM], metrics
     kept = dict(steps.carried) if context.algorithm.local.keep_momentum else {}

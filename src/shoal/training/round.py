@@ -41,6 +41,7 @@ NUMBERS = {
     "bad": int,
     "records": float,
     "clipped_records": float,
+    "kept_steps": int,
 }
 """The numbers of a `PartialSum` that add up, and their types."""
 
@@ -194,6 +195,7 @@ class SimulatedCohort(TrainingContext, Cohort):
             "bad": 0 if part.bad is None else part.bad.sum(),
             "records": part.metrics.records if part.metrics else 0.0,
             "clipped_records": part.metrics.clipped if part.metrics else 0.0,
+            "kept_steps": part.metrics.kept.sum() if part.metrics else 0,
         }
         return update, raw, torch.stack([raw.new_zeros((), dtype=torch.float64) + numbers[name] for name in NUMBERS])
 
@@ -218,11 +220,13 @@ class SimulatedCohort(TrainingContext, Cohort):
         return per_round.share(clip_norm, math.ceil(cohort), *when)
 
     def _step_metrics(self, total: PartialSum, state: State, index: RoundIndex) -> dict[str, float]:
-        """The clip of a local step and the noise on the sum of a batch, where they are the same for every step."""
+        """Metrics of local steps; clip and noise where they are the same for every step."""
         per_record, per_step = self.algorithm.per_record, self.algorithm.per_step
         if per_record is None:
             return {}
         metrics = {"clipped_records": total.clipped_records / max(total.records, 1.0)}
+        if per_step is not None and per_step.test is not None:
+            metrics["kept_steps"] = total.kept_steps
         t, rounds, batch = index.t, index.total, self.algorithm.records.batch
         if (clip_norm := per_record.public_bound(state, t, rounds)) is not None:
             metrics["record_clip"] = clip_norm
@@ -311,6 +315,7 @@ class PartialSum(Sum):
     bad: int = 0
     records: float = 0.0
     clipped_records: float = 0.0
+    kept_steps: int = 0
 
     @classmethod
     def of(cls, update: Tensor, raw: Tensor, numbers: Tensor, clip_norm: float) -> PartialSum:
