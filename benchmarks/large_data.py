@@ -35,6 +35,7 @@ SCHEMA = {
     "columns": {name: {"kind": "number", "range": [-0.2, 0.2]} for name in NAMES},
 }
 
+COHORT = {"sampling": "poisson", "cohort": 20}
 PRIVACY: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "geyer-private": {"per_update": {"initial_clip_norm": 0.5}, "per_round": {"noise_multiplier": 0.5}},
@@ -99,7 +100,7 @@ def train(data: Path, algorithm: str, rounds: int) -> dict[str, float | str]:
             "rounds": rounds,
             "model": "linear",
             "data": {"name": str(data)},
-            "clients": {"cohort": 20},
+            "clients": COHORT,
             "records": {"batch": 64},
             "local": {"lr": 5.0, "epochs": 1},
             "engine": {"device": "cpu", "evaluate_every": rounds},
