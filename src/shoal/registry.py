@@ -17,9 +17,9 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module, invalidate_caches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -137,7 +137,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _claims(self) -> dict[str, list[Source]]:
         """The entry points of installed packages."""
         found: dict[str, list[Source]] = {}
-        for point in entry_points(group=self.group) if self.group else ():
+        for point in _installed(tuple(sys.path)).select(group=self.group) if self.group else ():
             package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
             found.setdefault(point.name, []).append(Source(f"{point.module}:{point.attr}", package))
         return found
@@ -158,6 +158,12 @@ class Registry(Mapping[str, T], Generic[T]):
             both = " and ".join(sorted(f"{source.package} ({source.reference})" for source in found))
             raise PluginError(f"{self.key} '{name}' is claimed by {both}; write package.module:NAME instead")
         return found[0]
+
+
+@lru_cache(maxsize=4)
+def _installed(path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of the packages on a path; to read them takes longer than many a lookup."""
+    return entry_points()
 
 
 def imported(reference: str, key: str, error: type[ShoalError] = PluginError, noun: str = "NAME") -> Any:
