@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled
+from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, Unbounded
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger, verify
 from shoal.accounting.rdp import Running
@@ -365,6 +365,31 @@ def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, chang
         assert charge in column
         costs = [epsilon(one.event, 1e-5, "rdp", "zero-out").epsilon for one in (charge, *column)]
         assert costs[0] == max(costs)
+
+
+@pytest.mark.slow
+def test_repeats_that_a_budget_pays_for_can_be_charged(tmp_path):
+    """By PLD it pays for more: of rare rounds with little noise RDP says so much more that PLD is not asked."""
+    chosen = configure(POISSON | {"clients.cohort": 0.1, "per_round.noise_multiplier": 0.5, "rounds": 10}).algorithm
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=1.0), "client")
+    case = chosen, Setting(100, 10), range(10)
+    found = ledger.affordable_repeats(*case, 10**6, 50)
+    assert found > 0
+    with pytest.raises(Refused):
+        ledger.charge_repeats(*case, found + 1, 50)
+    ledger.charge_repeats(*case, found, 50)
+    ledger.close()
+
+
+def test_repeats_are_unbounded_where_a_round_between_the_ends_of_a_schedule_of_cohorts_is(tmp_path):
+    """Of 3 sites all must be in a sum, of 5 four; of 4 only three, and two that collude could unmask two sums."""
+    keys = {"algorithm": "distributed-dp-sgd", "clients.sampling": "fixed-size", "clients.cohort": "linear:3:5.4"}
+    chosen = configure(keys | {"per_round.colluding": 2, "data.clients": 10, "rounds": 10}).algorithm
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "record")
+    found = ledger._costliest_again(chosen, Setting(10, 10, sizes=(100,)), range(10), 100)
+    ledger.close()
+    (event,) = (charge.event for charge in found if (charge.unit, charge.observer) == ("record", "release"))
+    assert isinstance(event, Unbounded)
 
 
 @pytest.mark.parametrize("repeats", [-1, 10**9, True, 1.0])

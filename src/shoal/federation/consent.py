@@ -18,6 +18,7 @@ noise, so that no round run again costs the site more.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,7 @@ from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.schedules import is_schedule
 from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
 
@@ -350,7 +352,11 @@ class SiteLedger:
             return 0
         spent = self._spent(counted)
         budget = Budget(most, self.requirements.delta, adjacency=self.adjacency)
-        return int(calibration.rounds(lambda n: Compose((*spent, repeated(event, n))), budget, count).value)
+        paid = int(calibration.rounds(lambda n: Compose((*spent, repeated(event, n))), budget, count).value)
+        # what RDP alone refuses is refused when it is charged, whatever PLD says
+        return bisect_left(
+            range(1, paid + 1), True, key=lambda n: _far_over(self._by_rdp(account, repeated(event, n)), most)
+        )
 
     def _refuse_over_budget(self, event: Event) -> None:
         """Raise Refused where this event would exceed a cap."""
@@ -368,15 +374,20 @@ class SiteLedger:
 
         `counted` is what was charged before, and `account` the same by RDP.
         """
-        delta = self.requirements.delta
-        try:
-            quick = account.epsilon_with(event, delta)
-        except ConfigError:  # RDP does not support this event
-            quick = None
-        if quick is not None and (quick <= most or WITHOUT_PLD * most < quick < math.inf):
+        quick = self._by_rdp(account, event)
+        if quick <= most or _far_over(quick, most):
             return quick > most
-        exact = Budget(most, delta, adjacency=self.adjacency).cost(Compose((*self._spent(counted), event))).epsilon
+        budget = Budget(most, self.requirements.delta, adjacency=self.adjacency)
+        exact = budget.cost(Compose((*self._spent(counted), event))).epsilon
         return exact is None or not exact <= most
+
+    def _by_rdp(self, account: Running, event: Event) -> float:
+        """What an account and this cost by RDP; infinite where RDP does not support the event, or has no bound."""
+        try:
+            found = account.epsilon_with(event, self.requirements.delta)
+        except ConfigError:
+            return math.inf
+        return math.inf if found is None else found
 
     def _spent(self, counted: list[Intent]) -> tuple[Event, ...]:
         return tuple(_wanted(intent.charges, self._pair) for intent in counted)
@@ -407,12 +418,20 @@ class SiteLedger:
             account.because = str(error)
 
 
+def _far_over(by_rdp: float, most: float) -> bool:
+    """Whether a cost is refused by RDP alone."""
+    return WITHOUT_PLD * most < by_rdp < math.inf
+
+
 def _extremes(algorithm: Algorithm, rounds: range, total: int) -> Iterable[int]:
-    """Rounds that together dominate all of them: the ends of the only schedule that changes, or all."""
+    """Rounds that together dominate all of them: the ends of the only schedule that changes, or all.
+
+    All where cohorts change: a noise share may be proven for a cohort of 3 and one of 5, and not for one of 4.
+    """
     if algorithm.priced or len(algorithm.different_rounds(total)) == 1:
         return rounds[:1]
     changing = {schedule for schedule in algorithm.schedules if schedule.shape != "constant"}
-    if len(changing) != 1 or not algorithm.clients.alike:
+    if len(changing) != 1 or not algorithm.clients.alike or is_schedule(algorithm.clients.cohort):
         return rounds
     (schedule,) = changing
     values = [schedule.value(t, total) for t in rounds]
