@@ -137,7 +137,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _claims(self) -> dict[str, list[Source]]:
         """The entry points of installed packages."""
         found: dict[str, list[Source]] = {}
-        for point in _installed(tuple(sys.path)).select(group=self.group) if self.group else ():
+        for point in _installed(tuple(sys.path), self.group) if self.group else ():
             package = f"{point.dist.name} {point.dist.version}" if point.dist else ""
             found.setdefault(point.name, []).append(Source(f"{point.module}:{point.attr}", package))
         return found
@@ -160,10 +160,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return found[0]
 
 
-@lru_cache(maxsize=4)
-def _installed(path: tuple[str, ...]) -> EntryPoints:
+@lru_cache(maxsize=32)
+def _installed(path: tuple[str, ...], group: str) -> EntryPoints:
     """The entry points of the packages on a path; to read them takes longer than many a lookup."""
-    return entry_points()
+    return entry_points(group=group)
 
 
 def imported(reference: str, key: str, error: type[ShoalError] = PluginError, noun: str = "NAME") -> Any:

@@ -321,6 +321,14 @@ def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_b
 POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clients.cohort": 2, "data.clients": 100}
 
 
+def test_a_cap_below_what_rdp_can_prove_still_allows_what_costs_less(tmp_path):
+    """By RDP one round costs 0.6, by PLD 0.01."""
+    rare = POISSON | {"clients.cohort": 1, "data.clients": 1000, "rounds": 1, "per_round.noise_multiplier": 1.0}
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=0.05), "client")
+    assert ledger.affordable_repeats(configure(rare).algorithm, Setting(1000, 1), range(1), 1, 50) == 1
+    ledger.close()
+
+
 @pytest.mark.parametrize("noise", [5.0, "linear:6:5"])
 def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypatch, noise):
     """However many rounds there are to choose from; the answer is the last number that the budget pays for."""
