@@ -286,6 +286,30 @@ def test_epsilon_is_read_from_a_distribution_as_dp_accounting_reads_it(rate, noi
     assert pld._least_epsilon(whole._pmf_remove, whole._pmf_remove._infinity_mass / 2) == math.inf
 
 
+def test_no_distribution_has_a_larger_divergence_at_the_epsilon_read_from_it() -> None:
+    """Also with masses below 0 by rounding, without losses above 0, and where delta is all or none of the mass."""
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 3, 50, 400) * 20:
+        infinite = float(rng.choice([0.0, 1e-10, 1e-3]))
+        mass = 10 ** rng.uniform(-18, 0, size) * (rng.random(size) < 0.7)
+        mass = mass / max(mass.sum(), 1e-18) * (1 - infinite) + rng.normal(size=size) * 1e-17
+        low, interval = int(rng.integers(-2 * size, size)), float(10 ** rng.uniform(-4, 0.3))
+        losses = (np.arange(size) + low) * interval
+        for delta in (infinite, 1.0, *10.0 ** rng.uniform(-15, -1, 5)):
+            found = pld._least_epsilon(DensePLDPmf(interval, low, mass, infinite, True), delta)
+            above = losses > found
+            divergence = math.fsum([infinite, *(mass[above] * -np.expm1(found - losses[above]))])
+            assert divergence <= delta + 1e-15 if found < math.inf else infinite > delta
+
+
+def test_no_epsilon_is_read_from_masses_that_are_no_numbers() -> None:
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
+    assert pld._least_epsilon(DensePLDPmf(0.1, -1, np.array([0.5, 0.4, np.nan]), 0.0, True), 0.1) == math.inf
+
+
 @pytest.mark.slow
 @records(10)
 @given(rates, noises, counts, deltas)

@@ -81,6 +81,9 @@ def test_it_agrees_with_the_accountant(name: str) -> None:
         assert math.isclose(found.sampler_delta, claimed.sampler_delta, rel_tol=1e-9)
 
 
+ALLOCATION = Sampled("random-allocation", 0.2, Gaussian(1.0)).to_json()
+
+
 @pytest.mark.parametrize(
     ("event", "adjacency"),
     [
@@ -98,6 +101,10 @@ def test_it_agrees_with_the_accountant(name: str) -> None:
         ({"event": "sampled", "kind": "none", "rate": 0, "of": Gaussian(0.1).to_json(), "draws": None}, "zero-out"),
         ({"event": "by-size", "of": VISIBLE.to_json(), "uses": [[0, 0, 1], [9, 0.1, 10], [9, 0, 1]]}, "zero-out"),
         ({"event": "by-size", "of": VISIBLE.to_json(), "uses": [[0, 1.0, 10]]}, "zero-out"),
+        (VISIBLE.to_json() | {"records": 0}, "zero-out"),
+        (ALLOCATION | {"draws": 9}, "zero-out"),
+        (ALLOCATION | {"of": {"event": "gaussian", "noise": 1.0, "sensitivity": 9.0}}, "zero-out"),
+        ({"event": "repeat", "of": ALLOCATION | {"entered": 9}, "count": 5}, "zero-out"),
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
@@ -117,6 +124,9 @@ def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
     poisson, block = Sampled("poisson", 0.01, Gaussian(5.0)).to_json(), Allocated(((50.0, 9),)).to_json()
     assert claimed(poisson).verdict == claimed(poisson, "record", "server").verdict == "yes"
     assert claimed(poisson, observer="server").verdict == claimed(poisson, "galaxy").verdict == "unknown"
+    drawn = Sampled("with-replacement", 1.0, Gaussian(50.0), 9).to_json()
+    assert claimed(drawn).verdict == "yes"
+    assert claimed(drawn, observer="server").verdict == "unknown"
     assert claimed(poisson, adjacency="add-or-remove").verdict == "unknown"
     assert claimed(HIDDEN.to_json(), "record", "server").verdict == "unknown"
     assert (

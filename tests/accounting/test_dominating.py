@@ -16,6 +16,7 @@ from shoal.accounting.events import (
     TwoLevel,
     Unbounded,
 )
+from shoal.mechanisms.mechanism import ADJACENCIES
 
 RARE, OFTEN = Sampled("poisson", 0.01, Gaussian(0.7)), Sampled("poisson", 0.2, Gaussian(1.6))
 
@@ -59,3 +60,25 @@ def test_what_costs_more_once_may_cost_less_twenty_times():
 )
 def test_no_event_costs_more_than_the_one_that_stands_for_all(events, expected):
     assert dominating(events) == expected
+
+
+def test_no_unit_is_charged_under_an_adjacency_where_a_larger_rate_may_cost_less():
+    most, all_enter = (Sampled("fixed-size", rate, Gaussian(2.0)) for rate in (0.9, 1.0))
+    displaced, alone = (epsilon(each, 1e-5, adjacency="add-or-remove").epsilon for each in (most, all_enter))
+    assert displaced > alone
+    assert "add-or-remove" not in ADJACENCIES.values()
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("kind", ["poisson", "fixed-size", "with-replacement"])
+def test_beside_anything_else_it_costs_no_less(kind, adjacency):
+    draws = 5 if kind == "with-replacement" else None
+    events = [Sampled(kind, rate, Gaussian(noise), draws) for rate, noise in ((0.01, 0.9), (0.2, 1.6), (0.5, 4.0))]
+    stands = dominating(events)
+    for times in (1, 30):
+        for event in events:
+            least, most = (
+                epsilon(Compose((Gaussian(3.0), Repeat(Compose((each,)), times))), 1e-5, adjacency=adjacency).epsilon
+                for each in (event, stands)
+            )
+            assert least <= most * (1 + 1e-3)

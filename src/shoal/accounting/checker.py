@@ -352,7 +352,9 @@ def _allocated(event: Event, times: int, total: Total) -> None:
 
 def _block(event: Event) -> Event:
     """Of each block the unit entered one round, where it entered a share `rate` of all (Feldman & Shenfeld 2025)."""
-    if event["of"]["event"] != "gaussian":
+    for each in (event, event["of"]):
+        refuse_unread(each)
+    if event["of"]["event"] != "gaussian" or event.get("draws") is not None:
         raise Unknown("random allocation of this event")
     length = max(1, math.floor(1 / number(event, "rate", 1e-12, 1) * (1 + 2**-50)))
     return {"event": "allocated", "rounds": [[event["of"]["noise"], length]]}
@@ -411,7 +413,7 @@ def _two_level(event: Event, times: int, total: Total) -> None:
     rate, steps = number(event, "client_rate", 0, 1), whole_number(event, "local_steps", 1)
     step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
     step["of"] = {"event": "gaussian", "noise": event["noise"]}
-    if event.get("records", 1) > 1:  # of one user
+    if whole_number({"records": 1, **event}, "records", 1) > 1:  # of one user
         if event["local"] != "poisson":
             raise Unknown(f"several records of a user, sampled {event['local']}")
         step = {"event": "sampled-user", "rate": event["sampling_rate"], "noise": event["noise"]}
@@ -518,12 +520,17 @@ FIELDS: dict[str, set[str]] = {
 
 def add(event: Event, times: int, total: Total) -> None:
     """Add an event that happened so many times."""
+    refuse_unread(event)
+    if times:
+        EVENTS[event["event"]](event, times, total)
+
+
+def refuse_unread(event: Event) -> None:
+    """Raise Unknown where the event, or a field of it, is not known here."""
     if event.get("event") not in EVENTS:
         raise Unknown(f"event '{event.get('event')}'")
     if unread := sorted(event.keys() - FIELDS[event["event"]] - {"event"}):
         raise Unknown(f"field {unread[0]!r} of event '{event['event']}'")
-    if times:
-        EVENTS[event["event"]](event, times, total)
 
 
 def number(event: Event, key: str, least: float = 0.0, most: float = math.inf) -> float:
@@ -566,7 +573,9 @@ def refuse_uncovered(unit: str, observer: str, adjacency: str, events: Any) -> N
         return
     for event in _all_events(events):
         kind = event.get("event")
-        by_chance = kind == "allocated" or (kind == "sampled" and event["kind"] != "none" and event["rate"] < 1)
+        # drawn with replacement, not all clients enter at rate 1 either
+        all_enter = kind == "sampled" and event["kind"] != "with-replacement" and event["rate"] == 1
+        by_chance = kind == "allocated" or (kind == "sampled" and not all_enter)
         hidden = kind == "two-level" and event["participation"] != "visible" and event["client_rate"] < 1
         if hidden or (unit == "client" and by_chance):
             raise Unknown(f"hidden participation, against the {observer}")

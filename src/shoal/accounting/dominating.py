@@ -3,6 +3,9 @@
 Which of two events costs more may depend on how often they happen: 0.7 of noise at a rate of 0.01 costs more than 1.6
 at a rate of 0.2 once, and less 20 times. So no single one of them is chosen: the result has the least noise and the
 largest rates and numbers of all.
+
+This holds under zero-out and replace-one, by joint convexity. Under add-or-remove a unit that enters a sample of
+fixed size displaces another, unless all enter: there a rate of 0.9 costs more than one of 1.
 """
 
 from __future__ import annotations

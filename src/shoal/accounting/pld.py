@@ -163,12 +163,12 @@ def _least_epsilon(dense: Any, delta: float) -> float:
 
     dp-accounting's own walks from loss to loss in Python, which takes as long as the composition.
     """
-    if dense._infinity_mass > delta:
-        return math.inf
     first = max(0, 1 - dense._lower_loss)  # the least loss above 0
     losses = (np.arange(first, dense.size)[::-1] + dense._lower_loss) * dense._discretization
     mass = dense._probs[first:][::-1]
     upper = np.cumsum(np.append(dense._infinity_mass, mass))
+    if dense._infinity_mass > delta or np.isnan(upper[-1]):
+        return math.inf
     lower = np.cumsum(np.append(0.0, mass * np.exp(-losses)))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = np.log((upper - delta) / lower)  # from all losses above losses[0], losses[1], ..., 0
