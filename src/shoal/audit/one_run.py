@@ -171,9 +171,8 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
     signs = coins if swaps else np.ones(count, dtype=int)
     rows = [Row(FAR * clip, place, int(sign)) for place, sign in enumerate(signs)]
     clients: list[Holder] = [[row] for row in rows]
-    if (
-        played.sums_gradients
-    ):  # each is a record of the last client; so large a batch leaves the gradients as they are
+    if played.sums_gradients:
+        # each is a record of the last client; so large a batch leaves the gradients as they are
         everything = replace(played.records, rate=1.0, nominal_records=count)
         played = replace(broken.played, records=everything)
         clients = [*([[Row(0.0)]] * (broken.case.setting.clients - 1)), rows]

@@ -41,7 +41,7 @@ class FactorClip(GradientClip):
 
     @abstractmethod
     def factors(self, squares: Tensor, bound: Bound, layers: Layers) -> Tensor:
-        """What each record's gradient is multiplied by, at most 1.
+        """What each record's gradient is multiplied by; its norm times this must not exceed the bound.
 
         Args:
             squares: The squared norm of every record in each layer, [layers, K, B], in float64.

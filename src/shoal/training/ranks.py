@@ -34,6 +34,9 @@ MEETING = timedelta(minutes=5)
 """How long a rank looks for rank 0, or for torchrun: longer, and it would outlive one that died at the start."""
 FAREWELL = 2.0  # seconds in which a rank can hear that the run has ended
 LOOPBACK = "127.0.0.1"
+GOODBYE = 1  # the tag of what rank 0 sends when it ends by itself: it has arrived before its connections are closed
+HEARING = timedelta(minutes=1)
+"""How long rank 1 waits to hear how rank 0 ends, once another rank has gone."""
 END, FAILED = "end", "failed"  # notes
 NOTES = "notes"
 
@@ -135,6 +138,7 @@ class Ranks:
 
     def _dismiss(self) -> None:
         parts, until, sent = _packed({}, {END: None}), time.monotonic() + FAREWELL, []
+        _say_goodbye(self)
         for rank in self.others:
             with suppress(RuntimeError):
                 sent += [dist.isend(part, rank) for part in parts]
@@ -168,17 +172,25 @@ class Ranks:
             who = "another rank" if other is None else f"rank {other}"
             raise Lost(
                 f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
-                silent=self.rank > 1 or (self.rank == 1 and other is None and self._rank_0_is_there()),
+                silent=self.rank > 1 or (self.rank == 1 and _rank_0_ends_by_itself()),
             ) from error
 
-    def _rank_0_is_there(self) -> bool:
-        """Whether rank 0, which then says who has gone, ends the run or at least keeps its connection."""
-        begun = time.monotonic()
-        try:
-            dist.irecv(torch.empty(1, dtype=torch.int64), 0).wait(timedelta(seconds=FAREWELL))  # type: ignore[union-attr]
-        except RuntimeError:
-            return time.monotonic() - begun >= FAREWELL  # else the connection is closed
-        return True
+
+def _say_goodbye(ranks: Ranks) -> None:
+    """Rank 0 ends by itself. All others wait for this from the beginning, so that it arrives even if it ends now."""
+    for rank in ranks.others if ranks.rank == 0 else ():
+        with suppress(RuntimeError):
+            dist.isend(torch.zeros(1), rank, tag=GOODBYE).wait(timedelta(seconds=FAREWELL))  # type: ignore[union-attr]
+
+
+def _rank_0_ends_by_itself() -> bool:
+    """Whether rank 0 has not died: then it says who has."""
+    begun = time.monotonic()
+    try:
+        _goodbyes[-1].wait(HEARING)
+    except (RuntimeError, IndexError):
+        return time.monotonic() - begun >= HEARING.total_seconds()  # else the connection is closed
+    return True
 
 
 def _packed(tensors: Mapping[str, Tensor], notes: Notes) -> tuple[Tensor, Tensor]:
@@ -221,6 +233,7 @@ def join() -> Ranks:
 def leave() -> None:
     """Part from the other ranks, after a run that has ended well."""
     if dist.is_initialized():
+        _say_goodbye(planned())
         dist.destroy_process_group()
 
 
@@ -230,6 +243,11 @@ def _begin(store: Store, ranks: Ranks) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.count, timeout=PATIENCE)
+    if ranks.rank:
+        _goodbyes[:] = [dist.irecv(torch.empty(1), 0, tag=GOODBYE)]
+
+
+_goodbyes: list[Any] = []  # of the process group, which is of the whole process too
 
 
 @contextmanager
