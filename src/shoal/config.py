@@ -309,7 +309,9 @@ def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm)
         return
     section = key.partition(".")[0]
     if section in sections and sections[section] is None:
-        raise ConfigError(f"'{key}': algorithm {algorithm.name} has nothing at the boundary '{section}'")
+        raise ConfigError(
+            f"'{key}': algorithm {algorithm.name} has nothing at the boundary '{section}'; leave this key out"
+        )
     raise ConfigError(f"there is no key '{key}' (algorithm {algorithm.name}){nearest(key, known)}")
 
 

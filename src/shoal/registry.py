@@ -153,7 +153,9 @@ class Registry(Mapping[str, T], Generic[T]):
             )
         found = self._sources(name)
         if not found:
-            raise self.error(f"there is no {self.key} '{name}'{nearest(name, self)}")
+            module, _, last = name.rpartition(".")
+            own = f"; for one of your own write '{module}:{last}'" if module and last[:1].isupper() else ""
+            raise self.error(f"there is no {self.key} '{name}'{own or nearest(name, self)}")
         if len(found) > 1:
             both = " and ".join(sorted(f"{source.package} ({source.reference})" for source in found))
             raise PluginError(f"{self.key} '{name}' is claimed by {both}; write package.module:NAME instead")
@@ -213,7 +215,9 @@ def _reason(problem: Exception, name: str) -> str:
     missing = problem.name or name
     if name != missing and not name.startswith(f"{missing}."):
         return f"{name} needs the module '{missing}', which is not installed"
-    parent = missing.rpartition(".")[0]
-    search = list(sys.modules[parent].__path__) if parent in sys.modules else [str(Path.cwd())]
+    parent, _, last = missing.rpartition(".")
+    if parent and last == "py":
+        return f"name the module without .py: '{parent}'"
+    search = list(getattr(sys.modules[parent], "__path__", ())) if parent in sys.modules else [str(Path.cwd())]
     siblings = [f"{parent}.{info.name}" if parent else info.name for info in pkgutil.iter_modules(search)]
     return f"no module '{missing}' in {Path.cwd()} or among the installed packages{nearest(missing, siblings)}"

@@ -63,7 +63,7 @@ def _record_level(train: int, clients: int, task: TaskKind) -> Plan:
             "budget.delta": f"below 1/{train:,}, one over the records to train on",
             "budget.calibrate": "the noise is set so that all rounds together spend epsilon",
             "records.rate": "the share of records in a step",
-            "records.nominal_records": "a client's records, on average: a public number that sums are divided by",
+            "records.nominal_records": "a client's records, on average, rounded down; public: sums are divided by it",
         },
         "record",
     )

@@ -227,3 +227,18 @@ def test_a_user_with_several_records_costs_more() -> None:
     assert found["because"] == "at most 4 records of a user are used"
     with pytest.raises(ConfigError, match="--records-per-user 4 needs --sampling poisson"):
         calculate(*known, "--records-per-user", "4", "--sampling", "shuffled")
+
+
+def test_a_rate_may_be_a_fraction_and_steps_may_be_called_rounds() -> None:
+    words = ["epsilon", "--noise", "1.1", "--delta", "1e-5", "--accountant", "rdp"]
+    assert calculate(*words, "--sampling-rate", "50/1000", "--rounds", "9") == calculate(
+        *words, "--sampling-rate", "0.05", "--steps", "9"
+    )
+
+
+@pytest.mark.parametrize("option", ["--sampling-rate", "--client-rate"])
+@pytest.mark.parametrize("rate", ["5/3", "-0.1", "1/0", "nan", "inf", "half"])
+def test_a_rate_that_is_no_share_is_refused(option: str, rate: str) -> None:
+    ran = CliRunner().invoke(account.app, ["epsilon", "--noise", "1", "--delta", "1e-5", f"{option}={rate}"])
+    assert ran.exit_code == 2
+    assert option in ran.output

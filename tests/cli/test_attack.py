@@ -181,7 +181,7 @@ def test_a_curve_has_no_points_at_zero(monkeypatch):
         (["--all", "-c", "federation.aggregation=secure"], "sees only sums"),
         (["-c", "data.features=hog"], "data.features=hog: a reconstruction attacks pixels"),
         (["--all", "-c", "data.features=hog"], "data.features=hog: a reconstruction attacks pixels"),
-        (["-c", "per_update.clip_norm=1"], "nothing at the boundary 'per_update'"),
+        (["-c", "per_update.clip_norm=1"], "nothing at the boundary 'per_update'; leave this key out"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(words, said, tmp_path):

@@ -134,6 +134,7 @@ def test_columns_are_found_by_their_names() -> None:
     assert find_label(["x", "hospital_died"]) == "hospital_died"
     assert find_label(["x", "Died in hospital?"]) == "Died in hospital?"
     assert find_label(["x", "dyed", "event_date"]) is None
+    assert find_label(["diagnosis", "readmitted"]) == "readmitted"
 
 
 @pytest.mark.parametrize(
@@ -298,3 +299,11 @@ def test_without_a_schema_codes_that_would_become_one_number_are_refused(folder:
         shoal.load(path, label="died", client="hospital")
     path = table(folder / "t.csv", hospital=lambda row: ["007", "008"][row % 2], sex=lambda row: row % 2)
     assert len(shoal.load(path, label="died", client="hospital").owner_names) == 2
+
+
+def test_another_column_that_may_be_the_label_is_named(folder: Path) -> None:
+    rows = "".join(f"{row},{'AB'[row % 2]},{row % 2}\n" for row in range(40))
+    (folder / "t.csv").write_text(f"age,diagnosis,readmitted\n{rows}")
+    hint = "if 'diagnosis' is the label: add --label diagnosis --replace"
+    assert hint in invoke("init", "t.csv", "--client-column", "none").stdout
+    assert hint not in invoke("init", "t.csv", "--client-column", "none", "--label", "readmitted", "--replace").stdout

@@ -143,7 +143,8 @@ def test_the_version_is_told(monkeypatch, capsys):
         (["-c", "budget.epsilon=3"], ["budget.epsilon", "fedavg", "no noise is added"]),
         (["-c", "budget.epsilon=3", "-c", "budget.calibrate=true"], ["budget.calibrate", "fedavg"]),
         (["-c", "algorithm=geyer"], ["geyer", "--no-guarantee"]),
-        (["--resume", "nowhere"], ["nowhere is not a run folder"]),
+        (["--resume", "nowhere"], ["there is no run 'nowhere' in runs"]),
+        (["--resume", "runs/nowhere"], ["runs/nowhere is not a run folder"]),
         (["--colour"], ["--colour"]),
     ],
 )
@@ -309,6 +310,8 @@ def test_a_resumed_run_takes_no_other_keys(tmp_path, monkeypatch, capsys):
     code, _, err = called(monkeypatch, capsys, "run", "--resume", run, "-c", "rounds=9")
     assert code == 2
     assert "keeps its own configuration" in err
+    named = ("--resume", run.name, "--runs", run.parent)
+    assert "keeps its own configuration" in called(monkeypatch, capsys, "run", *named, "-c", "rounds=9")[2]
     for wrong in ({"rounds": 9}, {"overrides": ["rounds=9"]}, {"data": "digits"}, {"model": "linear"}):
         with pytest.raises(ConfigError, match="keeps its own configuration"):
             shoal.run(resume=run, **wrong)

@@ -27,20 +27,43 @@ Participation: TypeAlias = Literal["hidden", "visible"]
 Shown: TypeAlias = "tuple[Answer, dict[str, Any]]"
 """What a command computes: the answer, and what else to show with it."""
 
+
+def _share(text: str | float) -> float:
+    """A number from 0 to 1, which may be written as a fraction."""
+    above, line, below = str(text).partition("/")
+    try:
+        found = float(above) / (float(below) if line else 1.0)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(
+            f"{text!r} is neither a number such as 0.05 nor a fraction such as 50/1000"
+        ) from None
+    if not 0 <= found <= 1:
+        raise typer.BadParameter(f"{text} is not between 0 and 1")
+    return found
+
+
 Epsilon = Annotated[float, typer.Option(help="The budget's epsilon.")]
 Delta = Annotated[
     float, typer.Option(help="Any test for one unit has TPR <= e^epsilon FPR + delta. Choose it below 1/units.")
 ]
 Noise = Annotated[str, typer.Option(help="Noise multiplier, or a schedule such as linear:15:4.85.")]
-Steps = Annotated[int, typer.Option(min=1, help="Noisy steps; rounds where --client-rate is given.")]
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps", "--rounds", min=1, help="Noisy steps; rounds, if units are clients or --client-rate is given."
+    ),
+]
 Rate = Annotated[
     float,
     typer.Option(
-        min=0.0, max=1.0, help="Sampling rate of units, or of a client's records, in a step; k/t for k of t."
+        parser=_share,
+        metavar="SHARE",
+        help="Sampling rate of units, or of a client's records, in a step: 0.05 or 50/1000.",
     ),
 ]
 ClientRate = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Two levels: sampling rate of clients in a round.")
+    float | None,
+    typer.Option(parser=_share, metavar="SHARE", help="Two levels: sampling rate of clients in a round."),
 ]
 Planned = Annotated[int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -12,7 +13,7 @@ from shoal.cli.options import Json, print_json
 from shoal.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shoal.data.propose import Proposal
     from shoal.data.schema import TaskKind
@@ -62,7 +63,7 @@ def command(
     if as_json:
         print_json({"file": str(out), "schema": proposal.schema.to_mapping(), "why": proposal.why, "plan": plan.keys})
     else:
-        _show(file, out, proposal, plan)
+        _show(file, out, proposal, plan, [] if label else names)
 
 
 def _label(file: Path, names: Sequence[str]) -> str:
@@ -80,6 +81,14 @@ def _client(file: Path, names: Sequence[str], given: str | None) -> str | None:
     return None if found == NONE else found
 
 
+def _other_label(label: str, searched: Sequence[str]) -> Iterator[str]:
+    """A hint, where the label was found by its name among others that could be meant."""
+    from shoal.data.common_columns import find_label
+
+    if other := find_label([name for name in searched if name != label]):
+        yield f"if '{other}' is the label: add --label {shlex.quote(other)} --replace"
+
+
 def _asked(file: Path, question: str, flag: str) -> str:
     """The answer of whoever sits at the terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -87,7 +96,7 @@ def _asked(file: Path, question: str, flag: str) -> str:
     return str(typer.prompt(f"{file}: {question}", err=True))
 
 
-def _show(file: Path, out: Path, proposal: Proposal, plan: Plan) -> None:
+def _show(file: Path, out: Path, proposal: Proposal, plan: Plan, searched: Sequence[str]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -113,7 +122,7 @@ def _show(file: Path, out: Path, proposal: Proposal, plan: Plan) -> None:
     words["method"] = f"{plan.keys['']['algorithm']}, {plan.keys['']['rounds']} rounds: {plan.why['algorithm']}"
     for key, value in words.items():
         console.print(f"{key:<9}{value}", highlight=False, markup=False)
-    for hint in proposal.hints:
+    for hint in (*_other_label(schema.labels[0], searched), *proposal.hints):
         console.print(f"note     {hint}", highlight=False, markup=False)
     if schema.unconfirmed:
         console.print(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def command(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if omitted.")] = None,
     change: Change = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume this run: its folder, or its name.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; by default the GPU if there is one.")] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     processes: Annotated[
@@ -50,6 +50,10 @@ def command(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     console = Console(stderr=as_json)
     watch = Watch(console)
+    if resume is not None and resume.name == str(resume):
+        from shoal.report.find import one
+
+        resume = one(resume, runs)
     others = started(processes, _words(config, change, resume, device, no_guarantee))
     try:
         with others if processes > 1 else contextlib.nullcontext():

@@ -15,8 +15,8 @@ LABELS = (
     "mortality",
     "class",
     "y",
-    "diagnosis",
     "readmitted",
+    "diagnosis",
     "event",
 )
 CLIENTS = (
