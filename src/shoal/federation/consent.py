@@ -47,10 +47,7 @@ from shoal.training.budget import repeated
 SEEDED = "its noise follows from a seed that every site receives, so it hides nothing"
 MONTH = timedelta(days=30)
 LONGEST_NAME = 64  # of a run, in every line of the ledger
-WITHOUT_PLD = (
-    3.0,
-    1.0,
-)  # what by RDP is so many times the cap, and so much more, is refused without PLD, which is slow
+WITHOUT_PLD = 3.0  # by RDP, so many times the cap, and 1 more, is refused without PLD, which takes seconds
 
 CAPS = {
     "epsilon_per_run": "the run's epsilon",
@@ -423,8 +420,7 @@ class SiteLedger:
 
 def _far_over(by_rdp: float, most: float) -> bool:
     """Whether a cost is refused by RDP alone."""
-    times, more = WITHOUT_PLD  # RDP may charge 0.6 for what costs 0.01
-    return times * most + more < by_rdp < math.inf
+    return WITHOUT_PLD * most + 1 < by_rdp < math.inf  # RDP may charge 0.6 for what costs 0.01
 
 
 def _extremes(algorithm: Algorithm, rounds: range, total: int) -> Iterable[int]:
