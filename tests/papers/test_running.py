@@ -340,7 +340,7 @@ def test_data_that_are_missing_are_told_of_once(tmp_path, monkeypatch):
 def test_rows_may_name_a_data_set_that_no_cell_names():
     found = table("pfl-table2")
     assert chosen(found, "mnist") == chosen(found, "^pfl-table2/MNIST$") == list(found.cells)
-    assert len(chosen(table("pfl-table5"), "^cifar10$")) == 20
+    assert len(chosen(table("pfl-table5"), "^cifar10$")) == 22
     names = [cell.name for cell in chosen(table("alphacdp-table6"), "mnist")]
     assert names
     assert all("MNIST" in name for name in names)

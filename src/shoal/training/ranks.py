@@ -97,6 +97,7 @@ class Ranks:
             dist.recv(content, source)
         tensors, notes = _unpacked(content)
         if END in notes:
+            _listen_for_goodbye()
             raise Dismissed(tensors, notes[END])
         if FAILED in notes:
             raise Lost(f"rank {source} of {self.count} failed: {notes[FAILED]}")
@@ -104,6 +105,7 @@ class Ranks:
 
     def end(self, tensors: Mapping[str, Tensor], result: Any) -> None:
         """Tell all others how the run has ended; one that has gone misses nothing."""
+        _say_goodbye(self)
         for rank in self.others:
             with suppress(Lost):
                 self.send(rank, tensors, **{END: result})
@@ -176,8 +178,16 @@ class Ranks:
             ) from error
 
 
+_goodbyes: list[Any] = []  # that may come, of the process group, which is of the whole process too
+
+
+def _listen_for_goodbye() -> None:
+    """From the beginning of a run, so that what rank 0 sends arrives even if it ends at once."""
+    _goodbyes[:] = [dist.irecv(torch.empty(1), 0, tag=GOODBYE)]
+
+
 def _say_goodbye(ranks: Ranks) -> None:
-    """Rank 0 ends by itself. All others wait for this from the beginning, so that it arrives even if it ends now."""
+    """Rank 0 ends a run by itself."""
     for rank in ranks.others if ranks.rank == 0 else ():
         with suppress(RuntimeError):
             dist.isend(torch.zeros(1), rank, tag=GOODBYE).wait(timedelta(seconds=FAREWELL))  # type: ignore[union-attr]
@@ -244,10 +254,7 @@ def _begin(store: Store, ranks: Ranks) -> None:
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.count, timeout=PATIENCE)
     if ranks.rank:
-        _goodbyes[:] = [dist.irecv(torch.empty(1), 0, tag=GOODBYE)]
-
-
-_goodbyes: list[Any] = []  # of the process group, which is of the whole process too
+        _listen_for_goodbye()
 
 
 @contextmanager
