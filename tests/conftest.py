@@ -33,8 +33,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """A file that draws when it is imported, for its parameters, draws the same numbers in every run."""
+    _same_numbers()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Whoever draws from a library's own generator draws the same numbers in every run and in every order."""
+    _same_numbers()
+
+
+def _same_numbers() -> None:
     random.seed(0)
     np.random.seed(0)
     if "torch" in sys.modules:

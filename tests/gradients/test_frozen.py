@@ -91,7 +91,7 @@ def test_record_gradients_and_norms_are_those_of_a_plain_loop(make, way):
     tape = net.backward(params, x, y, weights)
     expected = plain_gradients(module, params, x, y)
     torch.testing.assert_close(tape.squares().sum(0), expected.double().square().sum(2), rtol=1e-4, atol=1e-8)
-    torch.testing.assert_close(tape.records(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(tape.records(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -177,7 +177,7 @@ def test_tied_weights_and_gradients_of_ones_own(module, x, per_record):
     params = torch.stack([net.layout.flatten(module) * (1 + 0.2 * k) for k in range(CLIENTS)])
     tape, expected = net.backward(params, x, y, torch.ones(CLIENTS, RECORDS)), plain_gradients(module, params, x, y)
     if per_record:
-        torch.testing.assert_close(tape.records(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tape.records(), expected, rtol=1e-4, atol=1e-5)
     total = torch.zeros_like(params)
     tape.accumulate(total, 1.0)
     torch.testing.assert_close(total, expected.sum(1), rtol=1e-4, atol=1e-5)
