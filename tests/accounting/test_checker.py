@@ -21,6 +21,7 @@ from shoal.accounting.events import (
     OnClients,
     Repeat,
     Sampled,
+    SampledUser,
     SamplerError,
     TwoLevel,
 )
@@ -105,6 +106,8 @@ ALLOCATION = Sampled("random-allocation", 0.2, Gaussian(1.0)).to_json()
         (ALLOCATION | {"draws": 9}, "zero-out"),
         (ALLOCATION | {"of": {"event": "gaussian", "noise": 1.0, "sensitivity": 9.0}}, "zero-out"),
         ({"event": "repeat", "of": ALLOCATION | {"entered": 9}, "count": 5}, "zero-out"),
+        (Sampled("poisson", 1.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
+        (Sampled("poisson", 0.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
@@ -129,6 +132,17 @@ def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
     assert claimed(drawn, observer="server").verdict == "unknown"
     assert claimed(poisson, adjacency="add-or-remove").verdict == "unknown"
     assert claimed(HIDDEN.to_json(), "record", "server").verdict == "unknown"
+    for drawn in (
+        TwoLevel(1.0, 0.01, 1, 5.0),
+        BySize(TwoLevel(1.0, 0.01, 1, 5.0), ((1, 0.01, 1),)),
+        SampledUser(2, 0.01, 9.0),
+        TwoLevel(1.0, 0.1, 1, 9.0, local="shuffled"),
+    ):
+        assert claimed(drawn.to_json(), "record").verdict == "yes"
+        assert {claimed(drawn.to_json(), observer=who).verdict for who in checker.OBSERVERS} == {"unknown"}
+    taken_by_all = TwoLevel(1.0, 1.0, 1, 9.0, local="none").to_json()
+    assert claimed(taken_by_all, observer="server").verdict == "yes"
+    assert claimed(taken_by_all | {"participation": "guessed"}, observer="server").verdict == "unknown"
     assert (
         claimed(block, observer="client-process").verdict == claimed(block, "client", "nobody").verdict == "unknown"
     )

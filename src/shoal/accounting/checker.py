@@ -217,9 +217,14 @@ def _gaussian(event: Event, times: int, total: Total) -> None:
     total.squares += times * (total.moved / number(event, "noise", least=1e-300)) ** 2
 
 
+KINDS = ("none", "poisson", "fixed-size", "shuffled", "with-replacement", "random-allocation")
+
+
 def _sampled(event: Event, times: int, total: Total) -> None:
     """The unit entered by chance, in secret."""
     kind, rate, inner = event["kind"], number(event, "rate", 0, 1), event["of"]
+    if kind not in KINDS:
+        raise Unknown(f"{kind} sampling")
     if kind == "shuffled" and 0 < rate < 1 and total.adjacency == "add-or-remove":
         raise Unknown("shuffled batches under add-or-remove: an added record displaces others")
     if (kind == "none" and rate != 1) or (kind != "with-replacement" and event.get("draws") is not None):
@@ -244,13 +249,11 @@ def _sampled(event: Event, times: int, total: Total) -> None:
         total.put(event, times, lambda grid: _poisson(noise, rate, total.adjacency, grid), reach)
     elif kind == "fixed-size":
         total.put(event, times, lambda grid: _fixed_size(noise, rate, total.adjacency, grid), reach)
-    elif kind == "with-replacement":
+    else:  # with replacement
         draws = whole_number(event, "draws", 1)
         most = 1 + int(binom.isf(1e-20, draws, rate / draws))
         reach = 2 * (most / noise) ** 2 + 20 * most / noise
         total.put(event, times, lambda grid: _drawn(noise, rate, draws, total.adjacency, grid), reach)
-    else:
-        raise Unknown(f"{kind} sampling")
 
 
 def _poisson(noise: float, rate: float, adjacency: str, grid: Grid) -> Pld:
@@ -411,6 +414,7 @@ def _averaged(one: Law, other: Law, noise: float, reach: float) -> Law:
 def _two_level(event: Event, times: int, total: Total) -> None:
     """A round: its client took part with probability `client_rate`, then made local steps."""
     rate, steps = number(event, "client_rate", 0, 1), whole_number(event, "local_steps", 1)
+    hidden = {"hidden": True, "visible": False}[event["participation"]]
     step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
     step["of"] = {"event": "gaussian", "noise": event["noise"]}
     if whole_number({"records": 1, **event}, "records", 1) > 1:  # of one user
@@ -424,7 +428,6 @@ def _two_level(event: Event, times: int, total: Total) -> None:
         add(local, times, total)
     elif rate > 0 and (within.parts or within.squares):
         reach = max(within.reach, within.squares / 2 + 10 * math.sqrt(within.squares))
-        hidden = {"hidden": True, "visible": False}[event["participation"]]
 
         def build(grid: Grid) -> Pld:
             inner = within.composed(grid)
@@ -563,16 +566,19 @@ def refuse_uncovered(unit: str, observer: str, adjacency: str, events: Any) -> N
     """Raise Unknown where no theorem covers such events for this unit, adjacency and observer.
 
     The rate and the mean depend on the number of clients, so that it is not hidden. Only who sees nothing but
-    released models cannot see who takes part.
+    released models cannot see who takes part. All records of a client change, whichever of them a step draws.
     """
     if unit not in UNITS or observer not in OBSERVERS:
         raise Unknown(f"a claim for unit {unit!r} against {observer!r}")
     if unit == "client" and adjacency == "add-or-remove":
         raise Unknown("clients under add-or-remove: their number is public")
-    if observer == "release":
-        return
     for event in _all_events(events):
         kind = event.get("event")
+        drawn = kind in ("sampled-user", "by-size") or (kind == "two-level" and event["local"] != "none")
+        if unit == "client" and drawn:
+            raise Unknown("a client of whom a step draws some records")
+        if observer == "release":
+            continue
         # drawn with replacement, not all clients enter at rate 1 either
         all_enter = kind == "sampled" and event["kind"] != "with-replacement" and event["rate"] == 1
         by_chance = kind == "allocated" or (kind == "sampled" and not all_enter)
@@ -805,6 +811,8 @@ def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
         yield Line("no", "ledger", f"{path} has {len(lines)} lines and another head than the {count} certified ones")
         return
     yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
+    if (because := _unread(lines)) is not None:
+        yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {because}")
     opened = next((line for line in lines if line["kind"] == "open"), {})
     if not opened or (opened.get("config"), opened.get("run")) != (held["hashes"]["config"], held["run"]):
         yield Line("no", "ledger", "it is of a run with another name or configuration")
@@ -816,7 +824,10 @@ def _ledger(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
     yield from (_closing(held, line) for line in lines[-1:] if line["kind"] == "close")
     for claim in held["claims"]:
         if claim["epsilon"] is not None:
-            yield _counted(claim, rounds)
+            try:
+                yield _counted(claim, rounds)
+            except Unknown as error:
+                yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {error}")
 
 
 def _closing(held: Mapping[str, Any], line: Mapping[str, Any]) -> Line:
@@ -833,6 +844,21 @@ def _closing(held: Mapping[str, Any], line: Mapping[str, Any]) -> Line:
         f", and the heads of {len(sent)} sites" if sent else ""
     )
     return Line("yes", "ledger", f"its closing line makes the same claims{also}")
+
+
+LINES = ("open", "recovered", "intent", "commit", "close", "selected")
+CHARGE = {"unit", "observer", "adjacency", "event"}
+
+
+def _unread(lines: list[dict[str, Any]]) -> str | None:
+    """What a ledger says that this file does not read: it might say that more was done."""
+    for line in lines:
+        if line["kind"] not in LINES:
+            return f"lines of kind {line['kind']!r}"
+        for charge in line["charges"] if line["kind"] == "intent" else ():
+            if unread := sorted(charge.keys() - CHARGE):
+                return f"field {unread[0]!r} of a charge"
+    return "a ledger of several runs" if sum(line["kind"] == "open" for line in lines) > 1 else None
 
 
 def _uncharged(lines: list[dict[str, Any]], rounds: int) -> str | None:
