@@ -13,6 +13,7 @@ import shoal
 from shoal.config import configure
 from shoal.data.common_columns import find_client, find_label
 from shoal.data.propose import propose, rounded_range
+from shoal.data.schema import TaskKind
 from shoal.errors import ConfigError, DataError, ShoalError
 from shoal.suggest import suggest
 
@@ -198,7 +199,7 @@ def test_a_person_with_several_rows_is_pointed_out(folder: Path) -> None:
     [(8000, 12, "record"), (500, 0, "record"), (9000, 300, "client"), (10**6, 20_000, "client")],
 )
 def test_the_budget_fits_the_number_of_clients(rows: int, clients: int, unit: str) -> None:
-    plan = suggest(rows, [rows // clients] * clients if clients else [], "classification")
+    plan = suggest(rows, [rows // clients] * clients if clients else [], "classification", 20)
     budget = plan.keys["budget"]
     units = clients if unit == "client" else rows
     assert (plan.unit, budget["unit"]) == (unit, unit)
@@ -208,6 +209,36 @@ def test_the_budget_fits_the_number_of_clients(rows: int, clients: int, unit: st
         f"{name}.{key}" if name else key: value for name, keys in plan.keys.items() for key, value in keys.items()
     }
     assert configure(tables).budget.unit == unit
+
+
+@pytest.mark.parametrize("task", ["classification", "multi-label", "regression"])
+def test_the_learning_rate_falls_with_the_noise(task: TaskKind) -> None:
+    def lr(rows: int, clients: int, parameters: int, epsilon: float) -> float:
+        plan = suggest(rows, [rows // clients] * clients, task, parameters, epsilon=epsilon)
+        assert plan.keys["budget"]["epsilon"] == epsilon
+        return plan.keys["local"]["lr"]
+
+    large, small = lr(100_000, 4, 200, 4.0), lr(1000, 4, 200, 4.0)
+    assert large == {"regression": 0.3}.get(task, 10.0)
+    assert small <= large / 2
+    assert lr(1000, 4, 200, 1.0) == pytest.approx(small / 4, rel=0.4)
+    assert lr(1000, 4, 1800, 4.0) == pytest.approx(small / 3, rel=0.4)
+    assert lr(1000, 16, 200, 4.0) == pytest.approx(small / 2, rel=0.4)
+
+
+def test_init_takes_the_budget_and_suits_the_learning_rate_to_it(folder: Path) -> None:
+    patients(folder / "patients.csv", rows=200)
+    plans = [
+        json.loads(
+            invoke("init", "patients.csv", "--label", "died", "--replace", "--json", "--epsilon", epsilon).stdout
+        )
+        for epsilon in ("1", "8")
+    ]
+    low, high = (each["plan"] for each in plans)
+    assert (low["budget"]["epsilon"], high["budget"]["epsilon"]) == (1.0, 8.0)
+    assert low["local"]["lr"] < high["local"]["lr"]
+    refused = invoke("init", "patients.csv", "--label", "died", "--replace", "--epsilon", "0")
+    assert "--epsilon must be > 0" in str(refused.exception)
 
 
 def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None:

@@ -66,6 +66,11 @@ class Proposal:
     sizes: tuple[int, ...]
     hints: tuple[str, ...]
 
+    @property
+    def parameters(self) -> int:
+        """How many a linear model of the schema has."""
+        return (len(self.schema.features) + 1) * max(1, len(self.schema.outputs))
+
 
 def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKind | None = None) -> Proposal:
     """A schema for a table.
