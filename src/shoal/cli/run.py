@@ -197,14 +197,12 @@ def _clients(trainer: Trainer[Any]) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the result: figures, claims, warnings."""
-    from shoal.report.scores import Scores, short
+    from shoal.report.scores import Scores
 
     table = Table(box=None, show_header=False, pad_edge=False)
     scores = Scores.of(result.to_json())
     for name, value in figure_rows(scores):
         table.add_row(name, escape(value))
-    if result.baseline is not None:
-        table.add_row("", f"{scores.name} {short(result.baseline)} without clipping and noise (not private)")
     last = result.metrics[-1] if result.metrics else {}
     if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
@@ -228,7 +226,7 @@ def show(result: Result, console: Console) -> None:
 
 def figure_rows(scores: Scores) -> list[tuple[str, str]]:
     """The figures as rows: the headline beside the constant answer, the others, and the spread over clients."""
-    from shoal.report.scores import name_of, short
+    from shoal.report.scores import DIVERGED, name_of, short
 
     if scores.score is None and scores.learnt:
         return [("figures", "unknown")]
@@ -237,6 +235,15 @@ def figure_rows(scores: Scores) -> list[tuple[str, str]]:
     rows = [(scores.name, f"{score} on held-out data{constant}")]
     if scores.others:
         rows.append(("", ", ".join(f"{name_of(name)} {short(value)}" for name, value in scores.others.items())))
+    if scores.plain_diverged:
+        rows.append(
+            ("", f"without clipping and noise (not private): {DIVERGED}, as its gradients need a lower local.lr")
+        )
+    elif scores.plain_score is not None:
+        plain = ", ".join(
+            f"{name_of(name)} {short(value)}" for name, value in scores.plain.items() if value is not None
+        )
+        rows.append(("", f"without clipping and noise (not private): {plain}"))
     if scores.clients:
         worst = ", ".join(f"{each.name} {short(each.score)} ({each.records} records)" for each in scores.worst)
         rows.append(("by client", f"median {short(scores.median)} of {len(scores.clients)}; the worst: {worst}"))
