@@ -254,6 +254,42 @@ def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None
         shoal.run(data="patients.csv")
 
 
+def test_codes_and_times_are_ignored_rather_than_hashed(folder: Path) -> None:
+    changed = {
+        "Record No": lambda row: row,
+        "barcode": lambda row: f"A{row * 7919:06}",
+        "seen_at": lambda row: f"{row % 24:02}:{row:02}",
+        "note": lambda row: f"no pain on day {row}",
+    }
+    ignored = propose(table(folder / "t.csv", **changed), ["died"], "hospital").why
+    assert ignored["Record No"] == "an identifier, by its name"
+    assert ignored["barcode"] == "another word in every row, as of identifiers"
+    assert ignored["seen_at"].startswith("dates or times")
+    assert ignored["note"].startswith("text of many values")
+
+
+def test_labels_of_several_are_0_or_1_or_refused_at_once(folder: Path) -> None:
+    path = table(folder / "t.csv", fell=lambda row: ("no", "yes")[row % 2])
+    with pytest.raises(DataError, match="label column 'fell': data row 1 holds 'no'"):
+        propose(path, ["died", "fell"], "hospital")
+
+
+def test_heavy_tails_of_the_label_and_spellings_of_categories_are_pointed_out(folder: Path) -> None:
+    heavy = {"cost": lambda row: 10.5 ** (row / 10), "icu": lambda row: ("JA", "ja", "nein")[row % 3]}
+    hints = propose(table(folder / "t.csv", **heavy), ["cost"], "hospital").hints
+    assert "half of the values of 'cost' lie within 5% of its range" in hints[0]
+    assert "column 'icu' holds 'JA' and 'ja', two categories" in hints[1]
+    assert propose(table(folder / "t.csv", cost=lambda row: row + 0.5), ["cost"], "hospital").hints == ()
+
+
+@pytest.mark.slow
+def test_brackets_in_the_name_of_a_column_are_printed(folder: Path) -> None:
+    table(folder / "t.csv", **{"stay [d]": lambda row: row + 0.5})
+    assert invoke("init", "t.csv").exit_code == 0
+    shown = invoke("run", "experiment.toml", "-c", "rounds=1", "-c", "engine.threads=1")
+    assert "stay [d]" in " ".join(shown.output.split())
+
+
 def table(path: Path, **changed: Any) -> Path:
     """60 rows of age, sex, hospital and died, but for columns as functions of the row."""
     columns = {"hospital": lambda row: f"h{row % 3}", "age": lambda row: 20 + row, "sex": lambda row: "fm"[row % 2]}

@@ -117,7 +117,7 @@ def _show(file: Path, out: Path, proposal: Proposal, plan: Plan, searched: Seque
         table.add_row(*map(escape, (name, column.kind, settings_of(column), why)))
     console.print(table)
     if len(shown) > SHOWN:
-        console.print(f"and {len(shown) - SHOWN:,} more columns, all in {out}", highlight=False)
+        console.print(f"and {len(shown) - SHOWN:,} more columns, all in {out}", highlight=False, markup=False)
     console.print()
     why = reason(schema.labels[0], proposal.why, schema.unconfirmed)
     words = {"label": f"{', '.join(schema.labels)}: {schema.task}, {why}"}

@@ -111,7 +111,7 @@ class Watch:
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
         words = f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}"
-        self._console.print(words, soft_wrap=True)  # a path that is cut in two cannot be copied
+        self._console.print(words, soft_wrap=True, markup=False)  # a path that is cut in two cannot be copied
         if trainer.done:
             self._console.print(f"continues after round {trainer.done} of {trainer.rounds}", highlight=False)
         if (found := trainer.cohort.gradients) and found["way"] != "rules":
@@ -120,7 +120,7 @@ class Watch:
         if said := _about_ranks(trainer.params.device):
             self._console.print(said, highlight=False, markup=False)
         for note in trainer.notes:
-            self._console.print(f"note: {note}", highlight=False)
+            self._console.print(f"note: {note}", highlight=False, markup=False)
         from shoal.report.scores import name_of
 
         self._budget, self._headline = config.budget, trainer.evaluation.dataset.task.headline
