@@ -69,6 +69,11 @@ def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_n
     assert few == many
 
 
+def test_the_learning_rate_suits_the_epsilon_that_is_asked_for():
+    low, high = (shoal.FederatedClassifier(epsilon=epsilon)._config(500, [], 20)["local.lr"] for epsilon in (1, 8))
+    assert low < high
+
+
 @pytest.mark.slow
 def test_simulated_clients_are_warned_of_and_named_in_every_claim():
     x, y, _ = rows()

@@ -16,7 +16,7 @@ from shoal.data.schema import TaskKind
 MANY_CLIENTS = 100
 ROUNDS = 100  # of one step each, at record level
 REACH = {"classification": 4.0, "regression": 0.4, "multi-label": 20.0}
-"""The distance that the noise alone may move the model, with a learning rate that is constant: see `_record_lr`."""
+"""How far the noise of all rounds together may move the model (see `_record_lr`). Measured, as the rates below."""
 MOST_LR = {"regression": 0.3}
 CLIENT_LR = {"regression": 0.2, "multi-label": 2.0}
 """The squared error is steeper than the cross-entropy of classes, whose mean over labels is flatter. Measured by
