@@ -35,6 +35,7 @@ from shoal.training.trainer import Trainer
 OnStart = Callable[[Config, Trainer[Any], Path], None]
 OnRound = Callable[[dict[str, Any]], None]
 OnEnd = Callable[[Result], None]
+DIVERGED = "training diverged: no update of the last round was finite, and each counted as zero; lower local.lr"
 FAR = 10  # times the loss before training: training that ends above has diverged
 
 
@@ -170,7 +171,10 @@ def _released(
         random=mode,
         proven=proven,
         published=[claim.to_json() for claim in _published(config, trainer)],
-        warnings=_warnings(proven, config.budget.delta, trainer),
+        warnings=[
+            *([DIVERGED] if metrics and _none_finite(metrics[-1]) else []),
+            *_large_deltas(proven, config.budget.delta, trainer),
+        ],
         model=trainer.model_tensors(),
         metrics=metrics,
     )
@@ -221,12 +225,17 @@ def _diverged(line: Mapping[str, Any], start: float | None) -> bool:
 
     Figures alone do not show it: predictions of numbers are clipped to their range.
     """
-    loss, bad = line["loss"], line.get("bad_updates", 0)
+    loss = line["loss"]
     far = start is not None and loss is not None and loss > FAR * start > 0
-    return loss is None or far or 0 < line.get("clients", 0) <= bad
+    return loss is None or far or _none_finite(line)
 
 
-def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
+def _none_finite(line: Mapping[str, Any]) -> bool:
+    """Was no update of this round finite?"""
+    return bool(0 < line.get("clients", 0) <= line.get("bad_updates", 0))
+
+
+def _large_deltas(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:
     """Warnings of a delta that is too large, for the units for which something is proven."""
     held, users = _held(trainer), trainer.evaluation.dataset.users
     owned = np.zeros(0) if users is None or not len(held) else users[held]

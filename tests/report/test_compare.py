@@ -43,6 +43,15 @@ def test_the_epsilon_of_a_record_can_be_asked_for(runs, tmp_path):
 
 
 @pytest.mark.slow
+def test_runs_that_prove_nothing_for_clients_are_compared_by_records(tmp_path):
+    records = {"algorithm": "dp-sgd", "per_step.noise_multiplier": 2.0, "per_record.clip_norm": 1.0}
+    run = read_run(play(tmp_path, {key: value for key, value in FEDAVG.items() if key != "algorithm"} | records).run)
+    assert run.epsilon("client", "release") is None
+    points = plots_of(write_comparison(tmp_path / "c.html", [run, run]))["frontier"]["points"]
+    assert points[0]["x"] == run.epsilon("record", "release") > 0
+
+
+@pytest.mark.slow
 def test_the_table_links_to_each_runs_own_page_wherever_the_comparison_lies(runs, tmp_path):
     path = write_comparison(tmp_path / "c.html", runs)
     for run, link in zip(runs, re.findall(r'<a href="([^"]+)"', path.read_text()), strict=True):

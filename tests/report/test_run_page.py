@@ -142,6 +142,13 @@ def test_a_regression_that_diverges_without_clipping_is_called_so_everywhere(tmp
     assert ["diverged" in page for page in pages] == [False, True] * 3
 
 
+def test_a_run_of_which_no_update_is_finite_is_called_diverged(tmp_path):
+    results = [play_numbers(tmp_path, PRIVATE | {"local.epochs": 9, "local.lr": lr}) for lr in (0.05, 1e12)]
+    assert ["training diverged" in " ".join(result.warnings) for result in results] == [False, True]
+    pages = [Text((result.run / "report.html").read_text()).said for result in results]
+    assert ["training diverged" in page for page in pages] == [False, True]
+
+
 @pytest.mark.slow
 def test_the_headline_says_accuracy_and_what_is_proven_and_that_it_is_no_release(private):
     said = Text((private.run / "report.html").read_text()).said

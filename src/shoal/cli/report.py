@@ -20,8 +20,13 @@ def command(
     ] = None,
     to: Annotated[Path | None, typer.Option(help="Where to write the page; by default a run's own folder.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    unit: Annotated[str, typer.Option(help="The unit of a comparison's epsilon: client or record.")] = "client",
-    observer: Annotated[str, typer.Option(help="Its observer: release, server or inside.")] = "release",
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="The unit of a comparison's epsilon: client, user or record. The largest that has one if omitted."
+        ),
+    ] = None,
+    observer: Annotated[str, typer.Option(help="Its observer: release, server or client-process.")] = "release",
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
@@ -29,7 +34,8 @@ def command(
     from shoal.accounting.claims import check_observer, check_unit
     from shoal.report.find import expand
 
-    check_unit(unit)
+    if unit is not None:
+        check_unit(unit)
     check_observer(observer)
     names = run or [newest(runs)]
     folders = [folder for name in names for folder in expand(name, runs)]
@@ -50,7 +56,7 @@ def _page(folder: Path, to: Path | None) -> Path:
     return write_page(to, run_page(read_run(folder))) if to else write_report(folder)
 
 
-def _comparison(folders: list[Path], to: Path | None, unit: str, observer: str) -> Path:
+def _comparison(folders: list[Path], to: Path | None, unit: str | None, observer: str) -> Path:
     from shoal.report.compare import MOST_LINES, write_comparison
     from shoal.report.run_reader import read_run
 

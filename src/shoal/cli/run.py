@@ -203,9 +203,6 @@ def show(result: Result, console: Console) -> None:
     scores = Scores.of(result.to_json())
     for name, value in figure_rows(scores):
         table.add_row(name, escape(value))
-    last = result.metrics[-1] if result.metrics else {}
-    if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
-        table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
     if result.stopped == "budget":
         table.add_row("stopped", "the privacy budget is spent")
     if result.stopped == "early":

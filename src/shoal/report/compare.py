@@ -68,13 +68,13 @@ class Words:
     tables: list[tuple[str, list[dict[str, str]]]] = field(default_factory=list)
 
 
-def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", observer: str = "release") -> Path:
+def write_comparison(path: Path, runs: Sequence[Run], unit: str | None = None, observer: str = "release") -> Path:
     """Write the page that compares these runs.
 
     Args:
         path: Where to write it.
         runs: Finished or unfinished runs.
-        unit: The unit of the epsilon in the plot.
+        unit: The unit of the epsilon in the plot; by default the largest for which a run proves something.
         observer: Its observer.
 
     Returns:
@@ -96,7 +96,8 @@ def write_comparison(path: Path, runs: Sequence[Run], unit: str = "client", obse
             "costs privacy that no single ledger records."
         ],
     )
-    return write_page(path, comparison_page(path, entries, words, unit, observer))
+    proving = (each for each in ("client", "user") if any(run.epsilon(each, observer) is not None for run in runs))
+    return write_page(path, comparison_page(path, entries, words, unit or next(proving, "record"), observer))
 
 
 def comparison_page(path: Path, entries: Sequence[Entry], words: Words, unit: str, observer: str) -> str:
