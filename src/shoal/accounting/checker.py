@@ -9,7 +9,7 @@ composes them, or the closed form where all noise is Gaussian without sampling. 
 Exit code 0: every line that could be compared holds. 1: a line does not hold, or cannot be checked. 2: bad input.
 
 A unit moves a sum by at most one clip, under replace-one by two; `noise` is in clips. Each kind of event is one
-function in the table EVENTS, which says which pair of distributions dominates it, and why.
+function under `reads`, which says which pair of distributions dominates it, and why.
 """
 
 from __future__ import annotations
@@ -209,78 +209,142 @@ def spread(at: Any, mass: Any, infinite: float, grid: Grid) -> Any:
     return pld_pmf.DensePLDPmf(grid.step, first, found, infinite, True)
 
 
+# ---------------------------------------------------------------- the fields of events
+
+Test: TypeAlias = Callable[[Any], bool]
+
+
+def number(least: float = 0.0, most: float = 1e300) -> Test:
+    return lambda value: type(value) in (int, float) and least <= value <= most
+
+
+def whole(least: int) -> Test:
+    """Half a step is no step, and would be counted as none."""
+    return lambda value: type(value) is int and least <= value <= 10**15
+
+
+def rows(*tests: Test) -> Test:
+    return lambda value: all(all(test(cell) for test, cell in zip(tests, row, strict=True)) for row in value)
+
+
+NOISE, CHANCE, COUNT = number(least=1e-300), number(0, 1), whole(1)
+EVENT: Test = lambda value: isinstance(value, Mapping)  # noqa: E731
+DRAWS: Test = lambda value: value is None or COUNT(value)  # noqa: E731
+SAMPLING: Test = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation").__contains__
+LEFT_OUT = {"sampled": {"draws": None}, "two-level": {"draws": None, "records": 1}}
+
+Cost: TypeAlias = Callable[[Event, int, "Total"], None]
+EVENTS: dict[str, tuple[Cost, dict[str, Test]]] = {}
+"""What each kind of event says, field by field, and the function that adds what it costs to a Total."""
+
+
+def reads(name: str, **fields: Test) -> Callable[[Cost], Cost]:
+    """Declare a kind of event: all of its fields, above the function of its cost."""
+
+    def declare(cost: Cost) -> Cost:
+        EVENTS[name] = cost, fields
+        return cost
+
+    return declare
+
+
+def field_of(event: Event, key: str, test: Test) -> Any:
+    if not test(event[key]):
+        raise Unknown(f"{key} {event[key]!r}")
+    return event[key]
+
+
+def checked(event: Event) -> Event:
+    """The event, if each field is in its range. A field that is not read here might say that it costs more."""
+    if (name := event.get("event")) not in EVENTS:
+        raise Unknown(f"event '{name}'")
+    _, fields = EVENTS[name]
+    if unread := sorted(event.keys() - fields - {"event"}):
+        raise Unknown(f"field {unread[0]!r} of event '{name}'")
+    full = {**LEFT_OUT.get(name, {}), **event}
+    return {"event": name} | {key: field_of(full, key, test) for key, test in fields.items()}
+
+
+def add(event: Event, times: int, total: Total) -> None:
+    """Add an event that happened so many times."""
+    right = checked(event)
+    if times:
+        EVENTS[right["event"]][0](right, times, total)
+
+
 # ---------------------------------------------------------------- the events, one function each
 
 
+@reads("gaussian", noise=NOISE)
 def _gaussian(event: Event, times: int, total: Total) -> None:
     """Noise on a sum: N(c) against N(0), with c clips. Gaussians compose to one, by the sum of squares."""
-    total.squares += times * (total.moved / number(event, "noise", least=1e-300)) ** 2
+    total.squares += times * (total.moved / event["noise"]) ** 2
 
 
+@reads("sampled", kind=SAMPLING, rate=CHANCE, of=EVENT, draws=DRAWS)
 def _sampled(event: Event, times: int, total: Total) -> None:
     """The unit entered by chance, in secret."""
-    kind, rate, inner = event["kind"], number(event, "rate", 0, 1), event["of"]
+    kind, rate, draws = event["kind"], event["rate"], event["draws"]
     if kind == "shuffled" and 0 < rate < 1 and total.adjacency == "add-or-remove":
         raise Unknown("shuffled batches under add-or-remove: an added record displaces others")
-    if (kind == "none" and rate != 1) or (kind != "with-replacement" and event.get("draws") is not None):
-        raise Unknown(f"{kind} sampling at rate {rate:g} with draws {event.get('draws')!r}")
+    if (kind == "none" and rate != 1) or (kind == "with-replacement") != (draws is not None):
+        raise Unknown(f"{kind} sampling at rate {rate:g} with draws {draws!r}")
     if rate == 0:
         return
     if kind in ("none", "shuffled") or (rate == 1 and kind != "with-replacement"):
-        add(inner, times, total)
-        return
-    if kind == "random-allocation":
+        add(event["of"], times, total)
+    elif kind == "random-allocation":
         add(_block(event), times, total)
-        return
-    within = total.within(inner)
+    else:
+        _in_secret(event, times, total)
+
+
+def _in_secret(event: Event, times: int, total: Total) -> None:
+    kind, rate, within = event["kind"], event["rate"], total.within(event["of"])
     if kind == "poisson" and total.adjacency != "replace-one" and within.parts:
         total.put(event, times, lambda grid: amplified(within.composed(grid), rate, grid), within.reach, within.steps)
         return
     if within.parts or not within.squares:
         raise Unknown(f"{kind} sampling of this event")
     noise = total.moved / math.sqrt(within.squares)  # of the one Gaussian inside
-    reach = 2 / noise**2 + 20 / noise
-    if kind == "poisson":
-        total.put(event, times, lambda grid: _poisson(noise, rate, total.adjacency, grid), reach)
-    elif kind == "fixed-size":
-        total.put(event, times, lambda grid: _fixed_size(noise, rate, total.adjacency, grid), reach)
-    elif kind == "with-replacement":
-        draws = whole_number(event, "draws", 1)
-        most = 1 + int(binom.isf(1e-20, draws, rate / draws))
-        reach = 2 * (most / noise) ** 2 + 20 * most / noise
-        total.put(event, times, lambda grid: _drawn(noise, rate, draws, total.adjacency, grid), reach)
-    else:
-        raise Unknown(f"{kind} sampling")
+    build = {"poisson": _poisson, "fixed-size": _fixed_size, "with-replacement": _drawn}[kind]
+    most = _most_drawn(event) if kind == "with-replacement" else 1
+    reach = 2 * (most / noise) ** 2 + 20 * most / noise
+    total.put(event, times, lambda grid: build(event, noise, total.adjacency, grid), reach)
 
 
-def _poisson(noise: float, rate: float, adjacency: str, grid: Grid) -> Pld:
+def _poisson(event: Event, noise: float, adjacency: str, grid: Grid) -> Pld:
     """rate N(1) + (1 - rate) N(0) against N(0); where one replaces another, against rate N(-1) + (1 - rate) N(0)."""
     if adjacency != "replace-one":
-        return gaussian(1 / noise, grid, rate)
+        return gaussian(1 / noise, grid, event["rate"])
     return pld.from_gaussian_mechanism(
         noise,
         value_discretization_interval=grid.step,
-        sampling_prob=rate,
+        sampling_prob=event["rate"],
         neighboring_relation=pld.NeighborRel.REPLACE_ONE,
     )
 
 
-def _fixed_size(noise: float, rate: float, adjacency: str, grid: Grid) -> Pld:
+def _fixed_size(event: Event, noise: float, adjacency: str, grid: Grid) -> Pld:
     """Who enters displaces another: amplified at two clips (Balle et al. 2018, Theorems 2 and 9)."""
-    return _displaced(gaussian(2 / noise, grid, rate), adjacency, grid)
+    return _displaced(gaussian(2 / noise, grid, event["rate"]), adjacency, grid)
 
 
 def _displaced(one: Pld, adjacency: str, grid: Grid) -> Pld:
     return one if adjacency == "add-or-remove" else both_ways(one, grid)
 
 
-def _drawn(noise: float, rate: float, draws: int, adjacency: str, grid: Grid) -> Pld:
+def _most_drawn(event: Event) -> int:
+    """More draws of one record all but never occur."""
+    return 1 + int(binom.isf(1e-20, event["draws"], event["rate"] / event["draws"]))
+
+
+def _drawn(event: Event, noise: float, adjacency: str, grid: Grid) -> Pld:
     """Drawn k times, it moves the sum by 2k clips (Balle et al. 2018, Theorem 10); k is taken as visible."""
-    each = rate / draws
+    draws, each = event["draws"], event["rate"] / event["draws"]
     hit = -math.expm1(draws * math.log1p(-each)) if each < 1 else 1.0
-    most = 1 + int(binom.isf(1e-20, draws, each))
     mixed, seen = gaussian(2 / noise, grid), float(binom.pmf(1, draws, each))
-    for k in range(2, min(most, draws) + 1):
+    for k in range(2, min(_most_drawn(event), draws) + 1):
         more = float(binom.pmf(k, draws, each))
         mixed = mixed.compute_mixture(gaussian(2 * k / noise, grid), seen / (seen + more))
         seen += more
@@ -291,13 +355,13 @@ def _drawn(noise: float, rate: float, draws: int, adjacency: str, grid: Grid) ->
     return mixed if hit >= 1 else _displaced(amplified(mixed, hit, grid), adjacency, grid)
 
 
+@reads("sampled-user", records=COUNT, rate=CHANCE, noise=NOISE)
 def _sampled_user(event: Event, times: int, total: Total) -> None:
     """A user with several records, each of which entered by itself: sum_j Bin(j) N(j) against N(0).
 
     The worst pair of neighbours (Charles et al. 2024). Counts that all but never occur are taken as all records.
     """
-    records, rate = whole_number(event, "records", 1), number(event, "rate", 0, 1)
-    noise = number(event, "noise", least=1e-300)
+    records, rate, noise = event["records"], event["rate"], event["noise"]
     if total.adjacency == "replace-one":
         raise Unknown("users under replace-one")
     if rate == 1:
@@ -321,6 +385,7 @@ Law: TypeAlias = tuple[Any, Any, int]
 """Nodes, of which the first is 0, the mass of the second distribution at each, and of how many rounds it is."""
 
 
+@reads("allocated", rounds=rows(NOISE, COUNT))
 def _allocated(event: Event, times: int, total: Total) -> None:
     """The unit entered one of the rounds, drawn in secret: the mean over rounds i of N(e_i), against N(0).
 
@@ -329,14 +394,12 @@ def _allocated(event: Event, times: int, total: Total) -> None:
     """
     if total.adjacency == "replace-one":
         raise Unknown("random allocation under replace-one")
-    named = [{"noise": noise, "rounds": count} for noise, count in event["rounds"]]
-    rounds = [(number(each, "noise", least=1e-300), whole_number(each, "rounds", 1)) for each in named]
-    least = min(noise for noise, _ in rounds)
+    least = min(noise for noise, _ in event["rounds"])
     reach = 1 / (2 * least**2) + TAILS / least
     if reach > 600:  # such little noise: no more than if the round were known, by joint convexity
         total.squares += times * (1 / least) ** 2
         return
-    laws = [_many(_ratio(noise, least, reach), count, least, reach) for noise, count in rounds]
+    laws = [_many(_ratio(noise, least, reach), count, least, reach) for noise, count in event["rounds"]]
     law = laws[0]
     for other in laws[1:]:
         law = _averaged(law, other, least, reach)
@@ -352,12 +415,11 @@ def _allocated(event: Event, times: int, total: Total) -> None:
 
 def _block(event: Event) -> Event:
     """Of each block the unit entered one round, where it entered a share `rate` of all (Feldman & Shenfeld 2025)."""
-    for each in (event, event["of"]):
-        refuse_unread(each)
-    if event["of"]["event"] != "gaussian" or event.get("draws") is not None:
+    inner, rate = checked(event["of"]), event["rate"]
+    if inner["event"] != "gaussian" or event["draws"] is not None or not rate >= 1e-12:
         raise Unknown("random allocation of this event")
-    length = max(1, math.floor(1 / number(event, "rate", 1e-12, 1) * (1 + 2**-50)))
-    return {"event": "allocated", "rounds": [[event["of"]["noise"], length]]}
+    length = max(1, math.floor(1 / rate * (1 + 2**-50)))
+    return {"event": "allocated", "rounds": [[inner["noise"], length]]}
 
 
 def _nodes(rounds: int, noise: float, reach: float) -> Any:
@@ -408,27 +470,30 @@ def _averaged(one: Law, other: Law, noise: float, reach: float) -> Law:
     return nodes, mass, rounds
 
 
+@reads(
+    "two-level",
+    client_rate=CHANCE, sampling_rate=CHANCE, local_steps=COUNT, noise=NOISE, local=SAMPLING, draws=DRAWS,
+    participation=("hidden", "visible").__contains__, records=COUNT,
+)  # fmt: skip
 def _two_level(event: Event, times: int, total: Total) -> None:
     """A round: its client took part with probability `client_rate`, then made local steps."""
-    rate, steps = number(event, "client_rate", 0, 1), whole_number(event, "local_steps", 1)
-    step = {"event": "sampled", "kind": event["local"], "rate": event["sampling_rate"], "draws": event["draws"]}
-    step["of"] = {"event": "gaussian", "noise": event["noise"]}
-    if whole_number({"records": 1, **event}, "records", 1) > 1:  # of one user
+    rate, chance = event["client_rate"], {"rate": event["sampling_rate"]}
+    noisy = {"event": "gaussian", "noise": event["noise"]}
+    step = {"event": "sampled", "kind": event["local"], "of": noisy, "draws": event["draws"]} | chance
+    if event["records"] > 1:  # of one user
         if event["local"] != "poisson":
             raise Unknown(f"several records of a user, sampled {event['local']}")
-        step = {"event": "sampled-user", "rate": event["sampling_rate"], "noise": event["noise"]}
-        step["records"] = event["records"]
-    local = {"event": "repeat", "of": step, "count": steps}
+        step = noisy | {"event": "sampled-user", "records": event["records"]} | chance
+    local = {"event": "repeat", "of": step, "count": event["local_steps"]}
     within = total.within(local)
     if rate == 1:
         add(local, times, total)
     elif rate > 0 and (within.parts or within.squares):
         reach = max(within.reach, within.squares / 2 + 10 * math.sqrt(within.squares))
-        hidden = {"hidden": True, "visible": False}[event["participation"]]
 
         def build(grid: Grid) -> Pld:
             inner = within.composed(grid)
-            if not hidden:  # a mixture with a visible component: the divergence is the mean
+            if event["participation"] == "visible":  # a mixture with a visible component: the divergence is the mean
                 return sometimes(inner, rate, grid)
             secret = amplified(inner, rate, grid)
             return both_ways(secret, grid) if total.adjacency == "replace-one" else secret
@@ -436,10 +501,11 @@ def _two_level(event: Event, times: int, total: Total) -> None:
         total.put(event, times, build, reach, max(1.0, rate * within.steps))
 
 
+@reads("by-size", of=EVENT, uses=rows(whole(0), CHANCE, COUNT))
 def _by_size(event: Event, times: int, total: Total) -> None:
     """Clients of several sizes: a record stays with its client, so the costliest counts, not the worst mix."""
-    worst, uses = event["of"], event["uses"]
-    starts = [whole_number({"records": least}, "records", 0) for least, _, _ in uses]
+    worst, uses = checked(event["of"]), event["uses"]
+    starts = [least for least, _, _ in uses]
     if worst["event"] != "two-level" or starts != sorted(set(starts)):
         raise Unknown("clients by size that are not listed in ascending order, around a round at two levels")
     if any(rate > worst["sampling_rate"] or steps > worst["local_steps"] for _, rate, steps in uses):
@@ -450,102 +516,43 @@ def _by_size(event: Event, times: int, total: Total) -> None:
     add(worst, times, total)
 
 
+@reads("on-clients", clients=COUNT, of=EVENT)
 def _on_clients(event: Event, times: int, total: Total) -> None:
     """Several clients hold the record, whatever their sizes, each with noise of its own."""
     kept, total.records = total.records, None
-    add(event["of"], times * whole_number(event, "clients", 1), total)
+    add(event["of"], times * event["clients"], total)
     total.records = kept
 
 
+@reads("repeat", of=EVENT, count=whole(0))
 def _repeat(event: Event, times: int, total: Total) -> None:
     """Right around a step of a shuffled pass, or of a block of rounds, it is an unbroken run of these."""
-    inner, count = event["of"], whole_number(event, "count", 0)
-    if inner["event"] == "sampled" and inner["kind"] == "shuffled":
+    inner, count = checked(event["of"]), event["count"]
+    kind, rate = inner.get("kind"), inner.get("rate")
+    if kind == "shuffled":
         add({**inner, "of": {"event": "compose", "of": []}}, 1, total)  # is it allowed here?
-        add(inner["of"], times * math.ceil(number(inner, "rate", 0, 1) * count * (1 - 2**-51)), total)
-    elif inner["event"] == "sampled" and inner["kind"] == "random-allocation" and 0 < inner["rate"] < 1:
+        add(inner["of"], times * math.ceil(rate * count * (1 - 2**-51)), total)
+    elif kind == "random-allocation" and 0 < rate < 1:
         block = _block(inner)  # one round of each block
         add(block, times * math.ceil(count / block["rounds"][0][1]), total)
-    elif count:
+    else:
         add(inner, times * count, total)
 
 
+@reads("compose", of=lambda value: isinstance(value, list))
 def _compose(event: Event, times: int, total: Total) -> None:
-    if not isinstance(event["of"], list):
-        raise Unknown("a composition that is no list")
     for each in event["of"]:
         add(each, times, total)
 
 
+@reads("sampler-error", distance=CHANCE)
 def _sampler_error(event: Event, times: int, total: Total) -> None:
-    total.distance += times * number(event, "distance", 0, 1)
+    total.distance += times * event["distance"]
 
 
+@reads("unbounded", because=lambda value: isinstance(value, str))
 def _unbounded(event: Event, times: int, total: Total) -> None:
-    raise Unproven(str(event["because"]))
-
-
-EVENTS: dict[str, Callable[[Event, int, Total], None]] = {
-    "gaussian": _gaussian,
-    "sampled": _sampled,
-    "sampled-user": _sampled_user,
-    "allocated": _allocated,
-    "two-level": _two_level,
-    "by-size": _by_size,
-    "on-clients": _on_clients,
-    "repeat": _repeat,
-    "compose": _compose,
-    "sampler-error": _sampler_error,
-    "unbounded": _unbounded,
-}
-"""To check one more kind of event, add a function here: it adds what the event costs to a Total."""
-
-FIELDS: dict[str, set[str]] = {
-    "gaussian": {"noise"},
-    "sampled": {"kind", "rate", "of", "draws"},
-    "sampled-user": {"records", "rate", "noise"},
-    "allocated": {"rounds"},
-    "two-level": {
-        "client_rate", "sampling_rate", "local_steps", "noise", "local", "participation", "draws", "records",
-    },
-    "by-size": {"of", "uses"},
-    "on-clients": {"clients", "of"},
-    "repeat": {"of", "count"},
-    "compose": {"of"},
-    "sampler-error": {"distance"},
-    "unbounded": {"because"},
-}  # fmt: skip
-"""All that an event may say: a field that this file does not read might say that it costs more."""
-
-
-def add(event: Event, times: int, total: Total) -> None:
-    """Add an event that happened so many times."""
-    refuse_unread(event)
-    if times:
-        EVENTS[event["event"]](event, times, total)
-
-
-def refuse_unread(event: Event) -> None:
-    """Raise Unknown where the event, or a field of it, is not known here."""
-    if event.get("event") not in EVENTS:
-        raise Unknown(f"event '{event.get('event')}'")
-    if unread := sorted(event.keys() - FIELDS[event["event"]] - {"event"}):
-        raise Unknown(f"field {unread[0]!r} of event '{event['event']}'")
-
-
-def number(event: Event, key: str, least: float = 0.0, most: float = math.inf) -> float:
-    """A number of an event, within its range."""
-    value = event[key]
-    if type(value) not in (int, float) or not least <= value <= most or value == math.inf:
-        raise Unknown(f"{key} {value!r}")
-    return float(value)
-
-
-def whole_number(event: Event, key: str, least: int) -> int:
-    """A whole number of an event: half a step is no step, and would be counted as none."""
-    if type(event[key]) is not int:
-        raise Unknown(f"{key} {event[key]!r}")
-    return int(number(event, key, least, 10**15))
+    raise Unproven(event["because"])
 
 
 def sizes(event: Any) -> Iterator[int]:
@@ -758,9 +765,9 @@ def _claim(claim: Mapping[str, Any]) -> Line:
     if claim.get("epsilon") is None:
         return Line("yes", what, f"nothing is claimed: {claim.get('because')}")
     try:
-        epsilon, delta = number(claim, "epsilon", most=1e300), number(claim, "delta", least=1e-300, most=1)
+        epsilon, delta = field_of(claim, "epsilon", number()), field_of(claim, "delta", number(1e-300, 1))
         chain = claim["chain"]
-        events = [(each["event"], whole_number(each, "times", 0)) for each in chain["events"]]
+        events = [(each["event"], field_of(each, "times", whole(0))) for each in chain["events"]]
         refuse_uncovered(claim["unit"], claim["observer"], claim["adjacency"], [event for event, _ in events])
         found = recompute(events, claim["adjacency"], delta, epsilon)
     except Unknown as error:
@@ -894,7 +901,7 @@ def _part_of(event: Event) -> tuple[int, bool]:
     if event["event"] == "unbounded" or (event["event"] == "compose" and not inner):
         return 0, True
     if event["event"] == "repeat" and inner["event"] == "compose" and len(inner["of"]) == 1:
-        return whole_number(event, "count", 0), False
+        return int(field_of(event, "count", whole(0))), False
     return int(event["event"] != "sampler-error"), False  # which stands beside the noise of a round
 
 
