@@ -26,6 +26,8 @@ from .certificate_file import FORMAT, BadInput, Line, digest_line, file_line, re
 from .charged_rounds import ledger_lines, site_lines
 from .claim_figures import claim_line
 
+__all__ = ["BadInput", "Line", "check", "holds", "shown"]
+
 _MARKS = {"yes": "yes", "no": "NO", "unknown": "?", "absent": "-"}
 
 

@@ -48,7 +48,10 @@ NOISE, CHANCE, COUNT = number(least=1e-300), number(0, 1), whole(1)
 EVENT: Test = lambda value: isinstance(value, Mapping)  # noqa: E731
 DRAWS: Test = lambda value: value is None or COUNT(value)  # noqa: E731
 SAMPLING: Test = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation").__contains__
-MISSING = {"sampled": {"draws": None}, "two-level": {"records": 1}}  # what stands for a field left out
+MISSING: dict[str, dict[str, Any]] = {
+    "sampled": {"draws": None},
+    "two-level": {"records": 1},
+}  # what stands for a field left out
 
 Cost: TypeAlias = Callable[[Event, int, "Total"], None]
 EVENTS: dict[str, tuple[Cost, dict[str, Test]]] = {}
@@ -287,7 +290,7 @@ def _on_clients(event: Event, times: int, total: Total) -> None:
 def _repeat(event: Event, times: int, total: Total) -> None:
     """Right around a step of a shuffled pass, or of a block of rounds, it is an unbroken run of these."""
     inner, count = checked(event["of"]), event["count"]
-    kind, rate = inner.get("kind"), inner.get("rate")
+    kind, rate = inner.get("kind"), inner.get("rate", 1.0)
     if kind == "shuffled":
         add({**inner, "of": {"event": "compose", "of": []}}, 1, total)  # is it allowed here?
         add(inner["of"], times * math.ceil(rate * count * (1 - 2**-51)), total)

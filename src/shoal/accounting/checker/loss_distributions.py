@@ -103,7 +103,7 @@ def variance(pmf: Any) -> float:
     """The variance of the finite losses."""
     at, mass = finite(pmf)
     mean = float(at @ mass / mass.sum())
-    return pmf._discretization**2 * float((at - mean) ** 2 @ mass / mass.sum())
+    return float(pmf._discretization**2 * ((at - mean) ** 2 @ mass) / mass.sum())
 
 
 def gaussian_delta(shift: float, epsilon: float) -> float:
