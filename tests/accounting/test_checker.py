@@ -25,6 +25,7 @@ from shoal.accounting.events import (
     OnClients,
     Repeat,
     Sampled,
+    SampledUser,
     SamplerError,
     TwoLevel,
 )
@@ -121,6 +122,8 @@ ALLOCATION = Sampled("random-allocation", 0.2, Gaussian(1.0)).to_json()
         (ALLOCATION | {"draws": 9}, "zero-out"),
         (ALLOCATION | {"of": {"event": "gaussian", "noise": 1.0, "sensitivity": 9.0}}, "zero-out"),
         ({"event": "repeat", "of": ALLOCATION | {"entered": 9}, "count": 5}, "zero-out"),
+        (Sampled("poisson", 1.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
+        (Sampled("poisson", 0.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
@@ -145,6 +148,17 @@ def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
     assert claimed(drawn, observer="server").verdict == "unknown"
     assert claimed(poisson, adjacency="add-or-remove").verdict == "unknown"
     assert claimed(HIDDEN.to_json(), "record", "server").verdict == "unknown"
+    for drawn in (
+        TwoLevel(1.0, 0.01, 1, 5.0),
+        BySize(TwoLevel(1.0, 0.01, 1, 5.0), ((1, 0.01, 1),)),
+        SampledUser(2, 0.01, 9.0),
+        TwoLevel(1.0, 0.1, 1, 9.0, local="shuffled"),
+    ):
+        assert claimed(drawn.to_json(), "record").verdict == "yes"
+        assert {claimed(drawn.to_json(), observer=who).verdict for who in claim_figures.OBSERVERS} == {"unknown"}
+    taken_by_all = TwoLevel(1.0, 1.0, 1, 9.0, local="none").to_json()
+    assert claimed(taken_by_all, observer="server").verdict == "yes"
+    assert claimed(taken_by_all | {"participation": "guessed"}, observer="server").verdict == "unknown"
     assert (
         claimed(block, observer="client-process").verdict == claimed(block, "client", "nobody").verdict == "unknown"
     )
@@ -218,14 +232,6 @@ def test_a_charge_for_several_rounds_is_of_as_many_events(rounds: list[Event]) -
         assert counted(rounds[0], len(rounds)).verdict == "no"
         assert "rounds 1 to 7 with the events of 1" in counted(rounds[0], 7).words
         assert counted(rounds[0], 1).verdict == "yes"
-
-
-def test_a_number_of_rounds_that_is_not_whole_is_bad_input() -> None:
-    event = Repeat(Compose((Gaussian(1.0),)), 2).to_json() | {"count": 1.5}
-    pair = {"unit": "client", "observer": "release", "adjacency": "zero-out"}
-    line = {"first": 1, "round": 2, "charges": [pair | {"event": event}]}
-    with pytest.raises(ValueError, match="count"):  # which `check` reports as a malformed file
-        charged_rounds.counted_line(pair, [line])
 
 
 @pytest.mark.slow

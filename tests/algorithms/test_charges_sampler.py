@@ -71,6 +71,7 @@ def test_taken_by_hand():
     ("name", "unit", "observer", "numbers"),
     [
         ("dp-sgd", "record", "client-process", 10 * 50_000),  # 10 steps of 100 of 1,000 records
+        ("dpsur", "record", "client-process", 60 * 50_001),  # 60 steps, each with its test
         ("trusted-curator", "client", "release", 50_000),
         ("quantile", "client", "release", 50_001),  # and the count
         ("fed-sdp", "client", "release", 10 * 50_000),  # ten clients' noise
@@ -84,7 +85,8 @@ def test_every_number_of_a_round_is_counted(name, unit, observer, numbers, secur
         record = replace(record, records=replace(record.records, batch=100))
     found = event(record, replace(SETTING, secure=secure), 0, unit, observer)
     each = discrete_gaussian.distance(FINEST) if secure else TAIL
-    wider = 10 * 1e-30 if secure and name == "dp-sgd" else 0.0  # a batch of these steps may exceed its public width
+    drawn = {"dp-sgd": 10, "dpsur": 2 * 60}.get(name, 0)  # batches, each of which may exceed its public width
+    wider = drawn * 1e-30 if secure else 0.0
     assert without_sampler(leaves(found))[1] == pytest.approx(numbers * each + wider, abs=0)
     assert event(record, replace(SETTING, parameters=0), 0, unit, observer) == found.events[0] or secure
 

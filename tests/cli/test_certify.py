@@ -157,6 +157,36 @@ def test_a_forger_who_drops_a_charge_from_the_ledger_is_found_by_the_rounds(sign
     assert said == ["round 1 was not charged" if also else "round 1 was released without a charge before"]
 
 
+def with_field(lines):
+    for line in lines:
+        for charge in line.get("charges", ()):
+            charge["times"] = 100
+    return lines
+
+
+def with_half_a_round(lines):
+    """Both rounds in one line."""
+    *_, last = (line for line in lines if line["kind"] == "intent")
+    half = {"event": "repeat", "of": {"event": "compose", "of": [{"event": "gaussian", "noise": 1.0}]}, "count": 1.5}
+    both = last | {"first": 1, "charges": [charge | {"event": half} for charge in last["charges"]]}
+    return [*(line for line in lines if line["kind"] == "open"), both]
+
+
+@pytest.mark.parametrize(
+    ("change", "unknown"),
+    [
+        (lambda lines: [*lines[:-1], {"kind": "charged-more"}, lines[-1]], "lines of kind 'charged-more'"),
+        (lambda lines: [*lines[:-1], lines[0] | {"run": "another"}, lines[-1]], "a ledger of several runs"),
+        (with_field, "field 'times' of a charge"),
+        (with_half_a_round, "count 1.5"),
+    ],
+)
+def test_what_it_cannot_read_of_a_ledger_is_never_a_yes(signed, change, unknown):
+    rewritten(signed, change)
+    said = [line.words for line in checked(signed) if line.verdict == "unknown"]
+    assert set(said) == {f"cannot be checked: this checker does not know {unknown}"}
+
+
 def test_the_rounds_that_it_names_are_those_of_the_ledger(signed):
     forged(signed, lambda held: held.update(rounds=3))
     assert "it charges 2 rounds, not the 3 of the certificate" in [line.words for line in checked(signed)]

@@ -265,6 +265,36 @@ for child in children:
     assert "of 3 has gone: its process was killed" in line
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["its script made the process group", "rank 0 has gone by then"])
+def test_a_run_that_ends_well_does_so_on_every_rank(how):
+    """A goodbye that nobody takes closes rank 0's connections; one more cannot be waited for where it has gone."""
+    code = """
+import os, sys, time
+from shoal.training import ranks
+
+how, port = sys.argv[1:]
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+os.environ["RANK"] = "1" if (leader := os.fork()) else "0"
+if how.startswith("its"):
+    ranks.dist.init_process_group("gloo")
+joined = ranks.join()
+if joined.rank == 0:
+    joined.end({}, "the result")
+    os._exit(0)
+unpacked = ranks._unpacked
+if how.startswith("rank"):
+    ranks._unpacked = lambda content: (os.waitpid(leader, 0), time.sleep(0.5), unpacked(content))[-1]
+try:
+    joined.receive(0)
+except ranks.Dismissed as ended:
+    print(ended.result)
+"""
+    words = [sys.executable, "-c", code, how, str(free_port())]
+    found = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert found.stdout == "the result\n"
+
+
 def test_who_is_dismissed_says_nothing():
     assert Dismissed.silent
     assert Dismissed.exit_code == 0

@@ -96,6 +96,16 @@ def test_every_way_to_train_keeps_the_same_steps(settings):
     torch.testing.assert_close(sim.params + moved, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_in_secure_mode_the_shape_of_a_test_is_public():
+    """Whether a record is in the widest batch of a round would show in the last digits of all other tests."""
+    sim, widths = simulation(with_tests(noise=1.0), streams=SecureStreams(4)), set()
+    for attempt in range(10):
+        given = sim.params.expand(1, -1), np.array([0]), RoundIndex(0, 2, attempt), STEPS
+        widths.add(Selection.of(sim.cohort, *given).batches.shape[2])
+    (held,) = sim.cohort.client_data.records_of(np.array([0]))
+    assert widths == {Records("poisson", 8).widest(len(held))}
+
+
 def test_the_state_of_an_optimiser_is_undone_too():
     """With a threshold that nothing passes, no client moves, and momentum stays 0."""
     record = with_tests(threshold=-2.0)

@@ -31,6 +31,7 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     count_is_free,
 )
+from shoal.mechanisms.sampling.records import WIDER
 from shoal.mechanisms.setting import Setting
 from shoal.random import discrete_gaussian
 from shoal.random.normals import TAIL
@@ -96,7 +97,8 @@ def event(
 def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], unit: Unit) -> float:
     """The largest distance of a round's noise from its distribution: the sum over its coordinates.
 
-    In secure mode a batch that is wider than its public width counts too: its shape shows in the last digits.
+    In secure mode a batch that is wider than its public width counts too, of a test as well: its shape shows in the
+    last digits.
     """
     setting, wider = round.setting, 0.0
     each = discrete_gaussian.distance(FINEST) if setting.secure else TAIL  # the largest of all widths that are drawn
@@ -104,7 +106,7 @@ def _sampler_distance(round: Round, boundary: Literal["per_step", "updates"], un
         tested = round.per_step is not None and round.per_step.test is not None
         counts = tested + (round.per_record is not None and round.per_record.counts)
         draws = max(setting.multiplicity, setting.holders(unit)) * max((steps for *_, steps in round.uses), default=1)
-        wider = draws * round.records.wider() if setting.secure else 0.0
+        wider = draws * (round.records.wider() + tested * WIDER) if setting.secure else 0.0
     else:
         assert round.per_update is not None
         counts, draws = round.per_update.counts, round.per_update.draws(round)

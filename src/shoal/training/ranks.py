@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import load, save
@@ -178,12 +179,17 @@ class Ranks:
             ) from error
 
 
-_goodbyes: list[Any] = []  # that may come, of the process group, which is of the whole process too
+_goodbyes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the one that may come, of a process group
 
 
 def _listen_for_goodbye() -> None:
-    """From the beginning of a run, so that what rank 0 sends arrives even if it ends at once."""
-    _goodbyes[:] = [dist.irecv(torch.empty(1), 0, tag=GOODBYE)]
+    """From the beginning of a run, so that what rank 0 sends arrives even if it ends at once.
+
+    Rank 0 must find a listener: a goodbye that nobody takes runs out of time, which closes all its connections.
+    """
+    _goodbyes.clear()
+    with suppress(RuntimeError):  # it has gone already
+        _goodbyes[dist.group.WORLD] = dist.irecv(torch.empty(1), 0, tag=GOODBYE)
 
 
 def _say_goodbye(ranks: Ranks) -> None:
@@ -197,8 +203,8 @@ def _rank_0_ends_by_itself() -> bool:
     """Whether rank 0 has not died: then it says who has."""
     begun = time.monotonic()
     try:
-        _goodbyes[-1].wait(HEARING)
-    except (RuntimeError, IndexError):
+        _goodbyes[dist.group.WORLD].wait(HEARING)
+    except (RuntimeError, KeyError, TypeError):  # the last where the ranks never met
         return time.monotonic() - begun >= HEARING.total_seconds()  # else the connection is closed
     return True
 
@@ -237,6 +243,8 @@ def join() -> Ranks:
             store: Store = next(rendezvous("env://", timeout=MEETING))[0]
             store.set_timeout(PATIENCE)
             _begin(store, ranks)
+    if ranks.rank and dist.group.WORLD not in _goodbyes:
+        _listen_for_goodbye()
     return ranks
 
 
@@ -253,8 +261,6 @@ def _begin(store: Store, ranks: Ranks) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.count, timeout=PATIENCE)
-    if ranks.rank:
-        _listen_for_goodbye()
 
 
 @contextmanager

@@ -50,7 +50,10 @@ class Selection:
                 held, streams.generators("test records", *numbers, last=clients.tolist()), strict=True
             )
         ]
-        batches = np.full((steps, len(clients), max(rows.shape[1] for rows in drawn)), -1)
+        width = max(rows.shape[1] for rows in drawn)
+        if streams.mode == "secure":  # whom the widest batch holds would show in the last digits of all others
+            width = max(width, *(sampler.widest(len(records)) for records in held))
+        batches = np.full((steps, len(clients), width), -1)
         for k, (rows, records) in enumerate(zip(drawn, held, strict=True)):
             chosen = np.append(records, -1)[rows]  # -1 is padding, and the last one
             batches[:, k, : rows.shape[1]] = chosen

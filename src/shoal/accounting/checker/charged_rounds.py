@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .certificate_file import Line, canonical, read_bytes, refuse
-from .event_costs import Event, field_of, whole
+from .event_costs import Event, Unknown, field_of, whole
 
 
 def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
@@ -27,6 +27,8 @@ def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
         yield Line("no", "ledger", f"{path} has {len(lines)} lines and another head than the {count} certified ones")
         return
     yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
+    if (because := _unread(lines)) is not None:
+        yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {because}")
     opened = next((line for line in lines if line["kind"] == "open"), {})
     if not opened or (opened.get("config"), opened.get("run")) != (held["hashes"]["config"], held["run"]):
         yield Line("no", "ledger", "it is of a run with another name or configuration")
@@ -38,7 +40,10 @@ def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
     yield from (_closing(held, line) for line in lines[-1:] if line["kind"] == "close")
     for claim in held["claims"]:
         if claim["epsilon"] is not None:
-            yield counted_line(claim, rounds)
+            try:
+                yield counted_line(claim, rounds)
+            except Unknown as error:
+                yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {error}")
 
 
 def _closing(held: Mapping[str, Any], line: Mapping[str, Any]) -> Line:
@@ -55,6 +60,21 @@ def _closing(held: Mapping[str, Any], line: Mapping[str, Any]) -> Line:
         f", and the heads of {len(sent)} sites" if sent else ""
     )
     return Line("yes", "ledger", f"its closing line makes the same claims{also}")
+
+
+LINES = ("open", "recovered", "intent", "commit", "close", "selected")
+CHARGE = {"unit", "observer", "adjacency", "event"}
+
+
+def _unread(lines: list[dict[str, Any]]) -> str | None:
+    """What a ledger says that is not read here: it might say that more was done."""
+    for line in lines:
+        if line["kind"] not in LINES:
+            return f"lines of kind {line['kind']!r}"
+        for charge in line["charges"] if line["kind"] == "intent" else ():
+            if unread := sorted(charge.keys() - CHARGE):
+                return f"field {unread[0]!r} of a charge"
+    return "a ledger of several runs" if sum(line["kind"] == "open" for line in lines) > 1 else None
 
 
 def _uncharged(lines: list[dict[str, Any]], rounds: int) -> str | None:

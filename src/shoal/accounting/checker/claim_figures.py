@@ -19,16 +19,19 @@ def refuse_uncovered(unit: str, observer: str, adjacency: str, events: Any) -> N
     """Raise Unknown where no theorem covers such events for this unit, adjacency and observer.
 
     The rate and the mean depend on the number of clients, so that it is not hidden. Only who sees nothing but
-    released models cannot see who takes part.
+    released models cannot see who takes part. All records of a client change, whichever of them a step draws.
     """
     if unit not in UNITS or observer not in OBSERVERS:
         raise Unknown(f"a claim for unit {unit!r} against {observer!r}")
     if unit == "client" and adjacency == "add-or-remove":
         raise Unknown("clients under add-or-remove: their number is public")
-    if observer == "release":
-        return
     for event in _all_events(events):
         kind = event.get("event")
+        drawn = kind in ("sampled-user", "by-size") or (kind == "two-level" and event["local"] != "none")
+        if unit == "client" and drawn:
+            raise Unknown("a client of whom a step draws some records")
+        if observer == "release":
+            continue
         # drawn with replacement, not all clients enter at rate 1 either
         all_enter = kind == "sampled" and event["kind"] != "with-replacement" and event["rate"] == 1
         by_chance = kind == "allocated" or (kind == "sampled" and not all_enter)

@@ -20,7 +20,7 @@ from .loss_distributions import Grid, Pld, Total, amplified, both_ways, gaussian
 Event = Mapping[str, Any]
 
 
-class Unknown(ValueError):
+class Unknown(Exception):
     """Something for which the checker has no theorem: it can say neither yes nor no."""
 
 
