@@ -27,6 +27,10 @@ def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
         yield Line("no", "ledger", f"{path} has {len(lines)} lines and another head than the {count} certified ones")
         return
     yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
+    yield from _contents(held, lines)
+
+
+def _contents(held: Mapping[str, Any], lines: list[dict[str, Any]]) -> Iterator[Line]:
     if (because := _unread(lines)) is not None:
         yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {because}")
     opened = next((line for line in lines if line["kind"] == "open"), {})
