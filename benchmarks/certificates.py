@@ -62,7 +62,7 @@ def main(count: int) -> None:
                 print(f"{name} {unit} {observer} {setting} delta {delta:g}: {said}", flush=True)
         print(
             f"{done} settings, {len(methods)} methods, {len(ratios)} claims, {time.monotonic() - started:.0f} s: "
-            f"checker / accountant {min(ratios):.6f} to {max(ratios):.6f}",
+            f"checker / accountant {min(ratios, default=1):.6f} to {max(ratios, default=1):.6f}",
             flush=True,
         )
 
