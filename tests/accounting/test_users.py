@@ -41,7 +41,7 @@ def test_the_pair_is_that_of_dp_accounting() -> None:
 
 def densities(records: int, rate: float, noise: float) -> tuple[np.ndarray, np.ndarray, float]:
     """Those of the mixture and of the noise alone, on a fine grid, and its step."""
-    step = noise / 500
+    step = noise / 2000
     x = np.arange(-9 * noise, records + 9 * noise, step)
     mixture = sum(binom.pmf(j, records, rate) * norm.pdf(x, j, noise) for j in range(records + 1))
     return mixture, norm.pdf(x, 0, noise), step
