@@ -1,6 +1,7 @@
 """What `shoal init`'s plan learns from tables like a hospital's, by task and number of clients.
 
     python benchmarks/own_tables.py --seeds 3                              the plans as they are
+    python benchmarks/own_tables.py --epsilon 1                            for another budget
     python benchmarks/own_tables.py --seeds 3 --set local.lr=0.1 --set local.lr=0.5   each of these changes instead
 
 For each task, number of clients and seed it writes a synthetic table (numbers with gaps, categories, owners of uneven
@@ -31,7 +32,7 @@ SHOWN = {
     "multi-label": ("auroc", "f1"),
     "regression": ("r2", "rmse"),
 }
-ROWS_A_CLIENT = {12: 667, 200: 60, 500: 40, 2000: 20}
+ROWS_A_CLIENT = {5: 160, 12: 667, 200: 60, 500: 40, 2000: 20}
 
 
 def table(clients: int, seed: int) -> pa.Table:
@@ -66,7 +67,7 @@ def table(clients: int, seed: int) -> pa.Table:
     )
 
 
-def figures(task: str, clients: int, seed: int, changes: Sequence[str]) -> dict[str, float]:
+def figures(task: str, clients: int, seed: int, epsilon: float | None, changes: Sequence[str]) -> dict[str, float]:
     """Those of the model that the plan trains, and of the trivial prediction."""
     labels = TASKS[task]
     others = {name for names in TASKS.values() for name in names} - set(labels)
@@ -74,7 +75,7 @@ def figures(task: str, clients: int, seed: int, changes: Sequence[str]) -> dict[
         path = Path(folder) / "patients.parquet"
         parquet.write_table(table(clients, seed).drop_columns(sorted(others)), path)
         proposal = propose(path, labels, "hospital")
-        plan = suggest(proposal.rows, proposal.sizes, proposal.schema.task)
+        plan = suggest(proposal.rows, proposal.sizes, proposal.schema.task, proposal.parameters, epsilon=epsilon)
         keys = plan.keys | {"": plan.keys[""] | {"seed": seed}, "engine": {"device": "cpu"}}
         flat = {f"{section}.{key}".lstrip("."): each for section, held in keys.items() for key, each in held.items()}
         flat |= dict(map(override, changes))
@@ -89,13 +90,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clients", type=int, nargs="*", default=list(ROWS_A_CLIENT))
     parser.add_argument("--tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--epsilon", type=float, help="by default as planned")
     parser.add_argument("--set", action="append", default=[], help="a change of the plan; several keys with ','")
     given = parser.parse_args()
     for task in given.tasks:
         for clients in given.clients:
             for change in given.set or [""]:
                 changes = change.split(",") if change else []
-                found = [figures(task, clients, seed, changes) for seed in range(given.seeds)]
+                found = [figures(task, clients, seed, given.epsilon, changes) for seed in range(given.seeds)]
                 middle = {name: round(median(each[name] for each in found), 3) for name in found[0]}
                 print(f"{task}, {clients} clients, {change or 'as planned'}: {middle}", flush=True)
 

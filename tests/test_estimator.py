@@ -65,8 +65,13 @@ def test_what_is_read_from_the_rows_is_said_and_sizes_of_protected_clients_are_n
     fitted = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y)
     assert "the classes were read from y" in (fitted.result_.run / "report.html").read_text(encoding="utf-8")
     assert all(CLASSES in claim["because"] for claim in fitted.claims_ if claim["epsilon"] is not None)
-    few, many = (suggest(500, [size] * 120, "classification").keys for size in (2, 15))
+    few, many = (suggest(500, [size] * 120, "classification", 20).keys for size in (2, 15))
     assert few == many
+
+
+def test_the_learning_rate_suits_the_epsilon_that_is_asked_for():
+    low, high = (shoal.FederatedClassifier(epsilon=epsilon)._config(500, [], 20)["local.lr"] for epsilon in (1, 8))
+    assert low < high
 
 
 @pytest.mark.slow

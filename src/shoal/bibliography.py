@@ -53,6 +53,8 @@ _OTHERS = (
      "Differentially Private Learning with Adaptive Clipping", "1905.03871"),
     ("Arivazhagan et al. (2019)", "M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary",
      "Federated Learning with Personalization Layers", "1912.00818"),
+    ("Bassily et al. (2014)", "R. Bassily, A. Smith, A. Thakurta",
+     "Private Empirical Risk Minimization: Efficient Algorithms and Tight Error Bounds", "1405.7085"),
     ("Boenisch et al. (2023)", "F. Boenisch et al.",
      "When the Curious Abandon Honesty: Federated Learning Is Not Private", "2112.02918"),
     ("Yin et al. (2021)", "H. Yin, A. Mallya, A. Vahdat, J. M. Alvarez, J. Kautz, P. Molchanov",

@@ -79,8 +79,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
             )  # fmt: skip
             data = replace(data, read_classes=isinstance(task, Classification))  # not given, but found in y
             self.result_ = run(
-                self._config(len(x), sizes), data=data, model=self.model, runs=self.runs,
-                no_guarantee=self.no_guarantee,
+                self._config(len(x), sizes, (x.shape[1] + 1) * task.outputs), data=data, model=self.model,
+                runs=self.runs, no_guarantee=self.no_guarantee,
             )  # fmt: skip
             network = None if isinstance(self.model, str) else self.model
             self.model_: Model = load_model(self.result_.run, model=network, trust_code=True)
@@ -90,10 +90,12 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         if any(claim.get("simulated") for claim in self.claims_):
             warnings.warn("the clients are simulated: no claim for a client protects anybody", stacklevel=3)
 
-    def _config(self, rows: int, sizes: list[int]) -> dict[str, Any]:
+    def _config(self, rows: int, sizes: list[int], parameters: int) -> dict[str, Any]:
         """The plan for a table of this size or, where a method is chosen, its defaults; the user's keys on top."""
         if self.algorithm is None:
-            plan = suggest(rows, sizes, self._kind, self.test_fraction).keys
+            plan = suggest(
+                rows, sizes, self._kind, parameters, epsilon=self.epsilon, test_fraction=self.test_fraction
+            ).keys
             found = {**plan[""], **flat({name: keys for name, keys in plan.items() if name})}
         else:
             found = {"algorithm": self.algorithm} | ({"budget.calibrate": True} if self.epsilon is not None else {})

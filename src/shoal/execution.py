@@ -35,6 +35,7 @@ from shoal.training.trainer import Trainer
 OnStart = Callable[[Config, Trainer[Any], Path], None]
 OnRound = Callable[[dict[str, Any]], None]
 OnEnd = Callable[[Result], None]
+FAR = 10  # times the loss before training: training that ends above has diverged
 
 
 def board_module(log: str) -> ModuleType:
@@ -80,8 +81,7 @@ def execute(
             model = _model_file(config, trainer, folder, ledger, proven)
             _end(ledger, trainer, stopped, proven, by_client, model)
             result = _released(config, trainer, folder, stopped, proven, model, passed)
-            plain = _without_privacy(trainer) if config.baseline else []
-            result.baseline = plain[-1][result.headline] if plain else None
+            plain = _without_privacy(trainer, result) if config.baseline else []
             result.seconds = round(time.perf_counter() - started, 3)
         except BaseException as error:
             recorder.stop()
@@ -192,20 +192,38 @@ def _about_data(
     return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}
 
 
-def _without_privacy(trainer: Trainer[Any]) -> list[dict[str, Any]]:
-    """Headline figure and loss of the same training without clip and noise, by round. None of it is private."""
-    plain, headline = trainer.without_privacy(), trainer.evaluation.dataset.task.headline
-    lines = []
+def _without_privacy(trainer: Trainer[Any], result: Result) -> list[dict[str, Any]]:
+    """Headline figure and loss of the same training without clip and noise, by round, and all figures in the end.
+
+    None of it is private.
+    """
+    plain, headline, lines = trainer.without_privacy(), result.headline, []
     try:
+        start, line = plain.evaluate()["loss"], {}
         while plain.done < trainer.done:
             line = plain.run_round(0)
             if plain.done == trainer.done and headline not in line:
                 line |= plain.evaluate()
             if headline in line:
                 lines.append({name: line[name] for name in ("round", headline, "loss")})
+        if lines:
+            result.baseline_figures = plain.evaluation.figures(plain.model, plain.personal)["figures"]
+            result.baseline = result.baseline_figures[headline]
+            result.baseline_diverged = result.baseline is None or _diverged(line, start)
+            lines[-1] |= result.baseline_figures
     finally:
         plain.close()
     return lines
+
+
+def _diverged(line: Mapping[str, Any], start: float | None) -> bool:
+    """Has training diverged: is the last round's loss, or every update, not finite, or the loss far above the first?
+
+    Figures alone do not show it: predictions of numbers are clipped to their range.
+    """
+    loss, bad = line["loss"], line.get("bad_updates", 0)
+    far = start is not None and loss is not None and loss > FAR * start > 0
+    return loss is None or far or 0 < line.get("clients", 0) <= bad
 
 
 def _warnings(proven: Claims, delta: float, trainer: Trainer[Any]) -> list[str]:

@@ -27,6 +27,8 @@ class Result:
         stopped: Why it ended: `rounds`, `budget`, `early` (see the section `stop`), or `sites` (too few were left in
             a federation).
         baseline: The headline figure of the same training without clip and noise, where that was asked for.
+        baseline_figures: All its figures.
+        baseline_diverged: Whether that training diverged.
         headline: The figure that says how good the model is: `score` is its value.
         figures: All figures on the held-out records.
         trivial: The same of the best constant prediction, `trivial_answer` in words.
@@ -45,6 +47,8 @@ class Result:
     seconds: float = 0.0
     random: str = "research"
     baseline: float | None = None
+    baseline_figures: dict[str, float | None] = field(default_factory=dict)
+    baseline_diverged: bool = False
     task: str = "classification"
     headline: str = "accuracy"
     higher_is_better: bool = True

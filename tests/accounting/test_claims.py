@@ -8,7 +8,7 @@ import pytest
 import shoal
 from shoal.accounting import claims, theorems
 from shoal.accounting.claims import CLASSES, Proven, Published
-from shoal.accounting.events import Gaussian, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import BySize, Gaussian, Repeat, Sampled, SampledUser, TwoLevel, Unbounded
 from shoal.data import from_arrays
 from shoal.errors import ConfigError
 from shoal.report.certificate import certificate
@@ -171,3 +171,19 @@ def test_hidden_participation_proves_nothing_to_who_sees_it(observer: theorems.O
     assert claims.prove("record", observer, poisson, 1e-5, adjacency="replace-one").epsilon is not None
     visible = TwoLevel(0.1, 1.0, 1, 2.0, local="none")
     assert claims.prove("client", observer, visible, 1e-5, adjacency="zero-out").epsilon is not None
+
+
+@pytest.mark.parametrize("observer", ["release", "server", "client-process"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        TwoLevel(0.1, 0.1, 3, 2.0),
+        BySize(TwoLevel(0.1, 0.2, 3, 2.0), ((20, 0.2, 3), (50, 0.1, 2))),
+        SampledUser(5, 0.1, 2.0),
+        Repeat(SampledUser(1, 0.1, 2.0), 3),
+    ],
+)
+def test_which_records_a_step_draws_hides_no_client(event, observer: theorems.Observer) -> None:
+    """All records of a client change. The event is of a record, or of a user who owns few of them."""
+    assert claims.prove("client", observer, event, 1e-5, adjacency="zero-out").because == theorems.DRAWN
+    assert claims.prove("user", observer, event, 1e-5, adjacency="zero-out").epsilon is not None

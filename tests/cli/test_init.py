@@ -13,6 +13,7 @@ import shoal
 from shoal.config import configure
 from shoal.data.common_columns import find_client, find_label
 from shoal.data.propose import propose, rounded_range
+from shoal.data.schema import TaskKind
 from shoal.errors import ConfigError, DataError, ShoalError
 from shoal.suggest import suggest
 
@@ -198,7 +199,7 @@ def test_a_person_with_several_rows_is_pointed_out(folder: Path) -> None:
     [(8000, 12, "record"), (500, 0, "record"), (9000, 300, "client"), (10**6, 20_000, "client")],
 )
 def test_the_budget_fits_the_number_of_clients(rows: int, clients: int, unit: str) -> None:
-    plan = suggest(rows, [rows // clients] * clients if clients else [], "classification")
+    plan = suggest(rows, [rows // clients] * clients if clients else [], "classification", 20)
     budget = plan.keys["budget"]
     units = clients if unit == "client" else rows
     assert (plan.unit, budget["unit"]) == (unit, unit)
@@ -208,6 +209,36 @@ def test_the_budget_fits_the_number_of_clients(rows: int, clients: int, unit: st
         f"{name}.{key}" if name else key: value for name, keys in plan.keys.items() for key, value in keys.items()
     }
     assert configure(tables).budget.unit == unit
+
+
+@pytest.mark.parametrize("task", ["classification", "multi-label", "regression"])
+def test_the_learning_rate_falls_with_the_noise(task: TaskKind) -> None:
+    def lr(rows: int, clients: int, parameters: int, epsilon: float) -> float:
+        plan = suggest(rows, [rows // clients] * clients, task, parameters, epsilon=epsilon)
+        assert plan.keys["budget"]["epsilon"] == epsilon
+        return plan.keys["local"]["lr"]
+
+    large, small = lr(100_000, 4, 200, 4.0), lr(1000, 4, 200, 4.0)
+    assert large == {"regression": 0.3}.get(task, 10.0)
+    assert small <= large / 2
+    assert lr(1000, 4, 200, 1.0) == pytest.approx(small / 4, rel=0.4)
+    assert lr(1000, 4, 1800, 4.0) == pytest.approx(small / 3, rel=0.4)
+    assert lr(1000, 16, 200, 4.0) == pytest.approx(small / 2, rel=0.4)
+
+
+def test_init_takes_the_budget_and_suits_the_learning_rate_to_it(folder: Path) -> None:
+    patients(folder / "patients.csv", rows=200)
+    plans = [
+        json.loads(
+            invoke("init", "patients.csv", "--label", "died", "--replace", "--json", "--epsilon", epsilon).stdout
+        )
+        for epsilon in ("1", "8")
+    ]
+    low, high = (each["plan"] for each in plans)
+    assert (low["budget"]["epsilon"], high["budget"]["epsilon"]) == (1.0, 8.0)
+    assert low["local"]["lr"] < high["local"]["lr"]
+    refused = invoke("init", "patients.csv", "--label", "died", "--replace", "--epsilon", "0")
+    assert "--epsilon must be > 0" in str(refused.exception)
 
 
 def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None:
@@ -221,6 +252,42 @@ def test_a_bare_table_is_answered_with_the_command_to_give(folder: Path) -> None
         assert "`shoal init patients.csv --label died` writes them to experiment.toml" in str(refused.value)
     with pytest.raises(ConfigError, match="shoal init patients"):
         shoal.run(data="patients.csv")
+
+
+def test_codes_and_times_are_ignored_rather_than_hashed(folder: Path) -> None:
+    changed = {
+        "Record No": lambda row: row,
+        "barcode": lambda row: f"A{row * 7919:06}",
+        "seen_at": lambda row: f"{row % 24:02}:{row:02}",
+        "note": lambda row: f"no pain on day {row}",
+    }
+    ignored = propose(table(folder / "t.csv", **changed), ["died"], "hospital").why
+    assert ignored["Record No"] == "an identifier, by its name"
+    assert ignored["barcode"] == "another word in every row, as of identifiers"
+    assert ignored["seen_at"].startswith("dates or times")
+    assert ignored["note"].startswith("text of many values")
+
+
+def test_labels_of_several_are_0_or_1_or_refused_at_once(folder: Path) -> None:
+    path = table(folder / "t.csv", fell=lambda row: ("no", "yes")[row % 2])
+    with pytest.raises(DataError, match="label column 'fell': data row 1 holds 'no'"):
+        propose(path, ["died", "fell"], "hospital")
+
+
+def test_heavy_tails_of_the_label_and_spellings_of_categories_are_pointed_out(folder: Path) -> None:
+    heavy = {"cost": lambda row: 10.5 ** (row / 10), "icu": lambda row: ("JA", "ja", "nein")[row % 3]}
+    hints = propose(table(folder / "t.csv", **heavy), ["cost"], "hospital").hints
+    assert "half of the values of 'cost' lie within 5% of its range" in hints[0]
+    assert "column 'icu' holds 'JA' and 'ja', two categories" in hints[1]
+    assert propose(table(folder / "t.csv", cost=lambda row: row + 0.5), ["cost"], "hospital").hints == ()
+
+
+@pytest.mark.slow
+def test_brackets_in_the_name_of_a_column_are_printed(folder: Path) -> None:
+    table(folder / "t.csv", **{"stay [d]": lambda row: row + 0.5})
+    assert invoke("init", "t.csv").exit_code == 0
+    shown = invoke("run", "experiment.toml", "-c", "rounds=1", "-c", "engine.threads=1")
+    assert "stay [d]" in " ".join(shown.output.split())
 
 
 def table(path: Path, **changed: Any) -> Path:

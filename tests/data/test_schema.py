@@ -255,7 +255,7 @@ def test_the_digest_is_of_all_that_a_model_sees(change: str) -> None:
 def test_what_nobody_confirmed_is_noted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv")
     (note,) = (note for note in load(path, schema=hospital(unconfirmed=["age"])).notes if "proposed" in note)
-    assert "1 columns (age) were proposed from the data, outside any guarantee" in note
+    assert "1 column (age) were proposed from the data, outside any guarantee" in note
     assert not any("proposed" in note for note in load(path, schema=hospital()).notes)
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.cli.ledger import app as ledger_app
+from shoal.cli.run import figure_rows
 from shoal.cli.runs import app as runs_app
 from shoal.report import recorder
 from shoal.report import run_page as page
@@ -27,7 +28,7 @@ from shoal.report.run_page import run_page, write_report
 from shoal.report.run_reader import read_run
 from shoal.report.series import build, figure, thinned
 from support.pages import HOSTILE, long_run, metrics
-from support.tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, stopped_after
+from support.tiny import FEDAVG, PRIVATE, dataset, go_on, network, play, play_numbers, stopped_after
 
 BUDGET = {"budget.epsilon": 20.0, "budget.delta": 1e-3}
 
@@ -116,6 +117,29 @@ def test_the_training_without_privacy_is_drawn_beside_the_run(private):
     assert plots["accuracy"]["series"][1]["values"] == [line["accuracy"] for line in kept]
     assert kept[-1]["accuracy"] == private.baseline
     assert kept[-1]["round"] == private.rounds
+
+
+def test_the_training_without_privacy_is_compared_by_every_figure_of_the_task(private):
+    last = json.loads((private.run / "baseline.jsonl").read_text().splitlines()[-1])
+    assert private.baseline_figures.keys() == private.figures.keys()
+    assert "auroc" in private.figures
+    assert {name: last[name] for name in private.figures} == private.baseline_figures
+    said = Text((private.run / "report.html").read_text()).said
+    assert f"no clip, no noise {private.baseline_figures['auroc']:.3f}" in said
+    shown = [words for _, words in figure_rows(read_run(private.run).scores)]
+    assert any(words.startswith("without clipping and noise") and "AUROC" in words for words in shown)
+
+
+def test_a_regression_that_diverges_without_clipping_is_called_so_everywhere(tmp_path):
+    """Its predictions are clipped to the range of the targets, so its figures are finite."""
+    results = [play_numbers(tmp_path, PRIVATE | {"baseline": True, "local.lr": lr}) for lr in (0.05, 30.0)]
+    assert [result.baseline_diverged for result in results] == [False, True]
+    assert results[1].baseline is not None
+    runs = [read_run(result.run) for result in results]
+    pages = [Text((result.run / "report.html").read_text()).said for result in results]
+    pages += [Text(write_comparison(tmp_path / "c.html", [run]).read_text()).said for run in runs]
+    pages += [str(figure_rows(run.scores)) for run in runs]
+    assert ["diverged" in page for page in pages] == [False, True] * 3
 
 
 @pytest.mark.slow

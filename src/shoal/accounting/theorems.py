@@ -133,6 +133,7 @@ _SECRET: dict[tuple[str, Adjacency], Cell] = {
 _USES_K = "the mean, or the rate m/K, depends on the number of clients K: claim zero-out, with K public"
 _PLAIN = "this observer sees who takes part: claim zero-out or replace-one"
 IN_SIGHT = "sampling of clients amplifies only where it is hidden who takes part, and this observer sees that"
+DRAWN = "which of its records a step draws hides no client: all of them change"
 _SEPARATED = ("cyclic", "min-separation", "cyclic-poisson")
 _CLIENTS = ("none", "poisson", "fixed-size", *_SEPARATED, "random-allocation")
 _RECORDS = ("none", "poisson", "fixed-size", "with-replacement", "shuffled", "random-allocation")
@@ -198,7 +199,13 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
 
 
 def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) -> str | None:
-    """Why the table has no theorem for a client to whom this happened; None where it has one for all of it."""
+    """Why the table has no theorem for a client to whom this happened; None where it has one for all of it.
+
+    All records of a client change, whichever of them a step draws.
+    """
+    for part in _parts(event):
+        if isinstance(part, SampledUser) or (isinstance(part, TwoLevel) and part.local != "none"):
+            return DRAWN
     schemes = dict.fromkeys(_schemes(event)) or ("none",)
     cells = (TABLE.get(("clients", scheme, adjacency, observer), Cell()) for scheme in schemes)
     return next((cell.refused for cell in cells if cell.refused), None)
@@ -220,22 +227,27 @@ def amplified_in_sight(event: Event, unit: Unit, observer: Observer) -> str | No
 
 def _schemes(event: Event) -> Iterator[str]:
     """The sampling schemes anywhere in the event; a unit that always takes part was not sampled."""
-    match event:
-        case Sampled(kind, rate, inner):
-            if 0 < rate < 1:
+    for part in _parts(event):
+        match part:
+            case Sampled(kind, rate) if 0 < rate < 1:
                 yield kind
-            yield from _schemes(inner)
-        case SampledUser():
-            yield "by-user"
-        case Allocated():
-            yield "random-allocation"
-        case TwoLevel():
-            yield from _schemes(event.local_event)
-        case Repeat(inner) | OnClients(_, inner) | BySize(inner):
-            yield from _schemes(inner)
+            case SampledUser():
+                yield "by-user"
+            case Allocated():
+                yield "random-allocation"
+            case TwoLevel():
+                yield from _schemes(part.local_event)
+
+
+def _parts(event: Event) -> Iterator[Event]:
+    """The event and all inside it."""
+    yield event
+    match event:
+        case Sampled(_, _, inner) | Repeat(inner) | OnClients(_, inner) | BySize(inner):
+            yield from _parts(inner)
         case Compose(events):
             for inner in dict.fromkeys(events):
-                yield from _schemes(inner)
+                yield from _parts(inner)
 
 
 def markdown() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -33,6 +34,9 @@ def command(
         typer.Option(help="The column with each row's owner, such as hospital; 'none' where there is none."),
     ] = None,
     task: Annotated[str | None, typer.Option(help="classification, multi-label or regression.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The privacy budget; by default what suits the number of clients or rows.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("experiment.toml"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it is there.")] = False,
     as_json: Json = False,
@@ -49,13 +53,15 @@ def command(
         raise DataError(f"{file}: a table must be a .csv or .parquet file{other_type(file)}")
     if task not in (None, "classification", "multi-label", "regression"):
         raise ConfigError(f"--task cannot be {task!r}: it is one of classification, multi-label, regression")
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise ConfigError(f"--epsilon must be > 0 and finite, got {epsilon:g}")
     if out.exists() and not replace:
         raise ConfigError(f"{out} already exists; give --replace, or another file with --out")
     names = column_names(file)
     labels = label or [_label(file, names)]
     client = _client(file, [name for name in names if name not in labels], client_column)
     proposal = propose(file, labels, client, cast("TaskKind | None", task))
-    plan = suggest(proposal.rows, proposal.sizes, proposal.schema.task)
+    plan = suggest(proposal.rows, proposal.sizes, proposal.schema.task, proposal.parameters, epsilon=epsilon)
     try:
         out.write_text(experiment(file, proposal, plan), encoding="utf-8")
     except OSError as error:
@@ -111,7 +117,7 @@ def _show(file: Path, out: Path, proposal: Proposal, plan: Plan, searched: Seque
         table.add_row(*map(escape, (name, column.kind, settings_of(column), why)))
     console.print(table)
     if len(shown) > SHOWN:
-        console.print(f"and {len(shown) - SHOWN:,} more columns, all in {out}", highlight=False)
+        console.print(f"and {len(shown) - SHOWN:,} more columns, all in {out}", highlight=False, markup=False)
     console.print()
     why = reason(schema.labels[0], proposal.why, schema.unconfirmed)
     words = {"label": f"{', '.join(schema.labels)}: {schema.task}, {why}"}

@@ -57,6 +57,8 @@ def _json(found: Predictions, folder: Path, out: Path | None) -> dict[str, Any]:
 
 
 def _show(found: Predictions, headline: str, out: Path | None) -> None:
+    from shoal.report.scores import name_of, short
+
     console = wide_console()
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
@@ -73,6 +75,6 @@ def _show(found: Predictions, headline: str, out: Path | None) -> None:
         first = {headline: found.figures.get(headline)} | found.figures
         for name, value in first.items():
             beside = found.trivial.get(name)
-            trivial = "" if beside is None else f" (constant answer: {round(beside, 6):.4g})"
-            said = "not finite" if value is None else f"{value:.4g}"
-            console.print(f"{name.replace('_', ' ')} {said}{trivial}", highlight=False)
+            trivial = "" if beside is None else f" (constant answer: {short(round(beside, 6) + 0.0)})"
+            said = "not finite" if value is None else short(value)
+            console.print(f"{name_of(name)} {said}{trivial}", markup=False, highlight=False)

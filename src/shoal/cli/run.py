@@ -111,7 +111,7 @@ class Watch:
     def start(self, config: Config, trainer: Trainer[Any], run: Path) -> None:
         """Print what is run, and start the bar."""
         words = f"{config.algorithm.name} on {config.data.name}: {_clients(trainer)}, {run}"
-        self._console.print(words, soft_wrap=True)  # a path that is cut in two cannot be copied
+        self._console.print(words, soft_wrap=True, markup=False)  # a path that is cut in two cannot be copied
         if trainer.done:
             self._console.print(f"continues after round {trainer.done} of {trainer.rounds}", highlight=False)
         if (found := trainer.cohort.gradients) and found["way"] != "rules":
@@ -120,7 +120,7 @@ class Watch:
         if said := _about_ranks(trainer.params.device):
             self._console.print(said, highlight=False, markup=False)
         for note in trainer.notes:
-            self._console.print(f"note: {note}", highlight=False)
+            self._console.print(f"note: {note}", highlight=False, markup=False)
         from shoal.report.scores import name_of
 
         self._budget, self._headline = config.budget, trainer.evaluation.dataset.task.headline
@@ -197,14 +197,12 @@ def _clients(trainer: Trainer[Any]) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the result: figures, claims, warnings."""
-    from shoal.report.scores import Scores, short
+    from shoal.report.scores import Scores
 
     table = Table(box=None, show_header=False, pad_edge=False)
     scores = Scores.of(result.to_json())
     for name, value in figure_rows(scores):
         table.add_row(name, escape(value))
-    if result.baseline is not None:
-        table.add_row("", f"{scores.name} {short(result.baseline)} without clipping and noise (not private)")
     last = result.metrics[-1] if result.metrics else {}
     if last.get("bad_updates", 0) and last["bad_updates"] >= last.get("clients", 0):
         table.add_row("diverged", "no update of the last round was finite, and each counted as zero: lower local.lr")
@@ -228,7 +226,7 @@ def show(result: Result, console: Console) -> None:
 
 def figure_rows(scores: Scores) -> list[tuple[str, str]]:
     """The figures as rows: the headline beside the constant answer, the others, and the spread over clients."""
-    from shoal.report.scores import name_of, short
+    from shoal.report.scores import DIVERGED, name_of, short
 
     if scores.score is None and scores.learnt:
         return [("figures", "unknown")]
@@ -237,6 +235,15 @@ def figure_rows(scores: Scores) -> list[tuple[str, str]]:
     rows = [(scores.name, f"{score} on held-out data{constant}")]
     if scores.others:
         rows.append(("", ", ".join(f"{name_of(name)} {short(value)}" for name, value in scores.others.items())))
+    if scores.plain_diverged:
+        rows.append(
+            ("", f"without clipping and noise (not private): {DIVERGED}, as its gradients need a lower local.lr")
+        )
+    elif scores.plain_score is not None:
+        plain = ", ".join(
+            f"{name_of(name)} {short(value)}" for name, value in scores.plain.items() if value is not None
+        )
+        rows.append(("", f"without clipping and noise (not private): {plain}"))
     if scores.clients:
         worst = ", ".join(f"{each.name} {short(each.score)} ({each.records} records)" for each in scores.worst)
         rows.append(("by client", f"median {short(scores.median)} of {len(scores.clients)}; the worst: {worst}"))

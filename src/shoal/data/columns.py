@@ -55,7 +55,7 @@ class Tally:
 def _counts(found: Counter[str]) -> str:
     found = +found  # columns of which none was changed are not named
     first = ", ".join(f"{name} {count:,}" for name, count in found.most_common(5))
-    return first + (f" and {len(found) - 5} more columns" if len(found) > 5 else "")
+    return first + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ CLIENTS = (
     "hospital", "site", "client", "center", "centre", "clinic", "institution", "user", "customer", "student",
     "device", "speaker", "patient", "subject", "participant",
 )  # fmt: skip
-IDENTIFIER = re.compile(r"(^|_)(id|uuid|guid|mrn|ssn|key|name|email|phone|address|index|unnamed_0)$|^$")
-DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
+IDENTIFIER = re.compile(r"(^|_)(id|uuid|guid|mrn|ssn|key|name|email|phone|address|index|no|nr|unnamed_0)$|^$")
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|\d{1,2}:\d{2}(:\d{2})?( ?[ap]m)?$", re.IGNORECASE)
+"""Dates, and times of day."""
 RANGES: tuple[tuple[str, float, float, float], ...] = (
     ("age", 0, 120, 50),
     ("bmi", 10, 70, 25),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from shoal.data.cell_values import NUMBER, WRITE_POINTS, by_name, has_commas, nu
 from shoal.data.columns import MISSING_TEXTS, Category, Column, Ignore, Number, Text, plain
 from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, find_person, words
 from shoal.data.schema import Schema, TaskKind
+from shoal.data.schema_encoding import bits_of
 from shoal.data.table_files import (
     MANY,
     column_names,
@@ -36,6 +37,7 @@ CELLS = 50_000_000  # of a table that are looked at; of more, evenly spaced rows
 FEW = 50  # categories, at most
 SEEN = 10  # rows that a category needs to be proposed: a rarer one would point to a few people
 MOST_CLASSES = 20
+UNEVEN = 0.05
 ABSENT = "not known"  # the category of missing values
 
 
@@ -65,6 +67,11 @@ class Proposal:
     rows: int
     sizes: tuple[int, ...]
     hints: tuple[str, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many a linear model of the schema has."""
+        return (len(self.schema.features) + 1) * max(1, len(self.schema.outputs))
 
 
 def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKind | None = None) -> Proposal:
@@ -107,7 +114,7 @@ def propose(path: Path, labels: Sequence[str], client: str | None, task: TaskKin
             f"--client-column none: one owner has all rows, and privacy protects each of them"
         )
     schema = Schema(columns, client_column=client, unconfirmed=read, **target.keys)
-    hints = _hints(table, client, inputs)
+    hints = _hints(table, client, inputs) + _uneven(schema, table) + _spellings(schema)
     if every > 1:
         hints += (f"the table is large: inputs were looked at in one row of {every:,}, label and clients in all",)
     return Proposal(schema, why, len(table[labels[0]]), sizes, hints)
@@ -183,7 +190,9 @@ def _category(known: np.ndarray) -> Guess:
         if set(values) <= set(listed):
             return Guess(Category(listed), "the usual names of such categories")
     if np.mean([DATE.match(value) is not None for value in values[:1000]]) > 0.9:
-        return Guess(Ignore(), "dates; turn them into numbers, such as days since admission, to use them")
+        return Guess(Ignore(), "dates or times; turn them into numbers, such as days since admission, to use them")
+    if len(values) == len(known) > SEEN and not any(" " in value for value in values):
+        return Guess(Ignore(), "another word in every row, as of identifiers")
     if (unit := _unit(values)) is not None:
         return Guess(Ignore(), f"numbers with '{unit}' after them; leave that out to use them")
     often = tuple(str(value) for value, count in zip(values, counts, strict=True) if count >= SEEN)
@@ -223,6 +232,8 @@ class _Target:
 
 def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None) -> _Target:
     if len(labels) > 1 and task in (None, "multi-label"):
+        for label in labels:
+            bits_of(table[label], f"{path}: label column '{label}'")
         return _Target({"label": tuple(labels), "task": "multi-label"}, "several labels, each 0 or 1")
     name = labels[0]
     where = f"{path}: label column '{name}'"
@@ -282,7 +293,7 @@ def _sizes(column: Any, where: str) -> tuple[int, ...]:
 
 def _hints(table: Any, client: str | None, inputs: Sequence[str]) -> tuple[str, ...]:
     """A person with several rows is not protected as a record, nor a client that is written in two ways."""
-    person, alike = find_person(inputs), _alike(table[client]) if client else None
+    person, alike = find_person(inputs), _alike(_texts(table[client], "")) if client else None
     hints = (
         (f"column '{client}' holds {alike[0]!r} and {alike[1]!r}, two clients: write them alike if they are one",)
         if alike
@@ -300,10 +311,33 @@ def _hints(table: Any, client: str | None, inputs: Sequence[str]) -> tuple[str, 
     )
 
 
-def _alike(column: Any) -> tuple[str, str] | None:
+def _uneven(schema: Schema, table: Any) -> tuple[str, ...]:
+    """A model learns little of numbers of which most lie in a small part of their range."""
+    if schema.range is None:
+        return ()
+    low, high = np.quantile(numbers_of(table[schema.labels[0]], ""), (0.25, 0.75))
+    if high - low > UNEVEN * (schema.range[1] - schema.range[0]):
+        return ()
+    return (
+        f"half of the values of '{schema.labels[0]}' lie within {UNEVEN:.0%} of its range, so a model can hardly "
+        f"tell them apart: predict the logarithm instead, or narrow schema.range",
+    )
+
+
+def _spellings(schema: Schema) -> tuple[str, ...]:
+    """Categories that are probably one."""
+    listed = {name: column.categories for name, column in schema.columns.items() if isinstance(column, Category)}
+    found = {name: pair for name, categories in listed.items() if (pair := _alike(categories))}
+    return tuple(
+        f"column '{name}' holds {pair[0]!r} and {pair[1]!r}, two categories: write them alike if they are one"
+        for name, pair in found.items()
+    )
+
+
+def _alike(names: Iterable[str]) -> tuple[str, str] | None:
     """Two names that differ in capitals, spaces or leading zeros only."""
     seen: dict[str, str] = {}
-    for name in sorted(set(_texts(column, ""))):
+    for name in sorted(set(names)):
         if (other := seen.setdefault(" ".join(name.lower().split()).lstrip("0"), name)) != name:
             return other, name
     return None

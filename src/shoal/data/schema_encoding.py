@@ -144,7 +144,7 @@ def _targets(schema: Schema, table: dict[str, pa.ChunkedArray], where: str, tall
     for label in schema.labels:
         here = f"{where}: label column '{label}'"
         if schema.range is None:
-            columns.append(_classes(_as_bits(table[label]), ("0", "1"), here, before))
+            columns.append(bits_of(table[label], here, before))
             continue
         numbers = numbers_of(table[label], here, before)
         _refuse_missing(np.isnan(numbers), here, before)
@@ -155,10 +155,11 @@ def _targets(schema: Schema, table: dict[str, pa.ChunkedArray], where: str, tall
     return found if schema.task == "multi-label" or isinstance(schema.label, tuple) else found[:, 0]
 
 
-def _as_bits(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def bits_of(column: pa.ChunkedArray, where: str, before: int = 0) -> np.ndarray:
+    """0 and 1, as the labels of a multi-label task are."""
     from pyarrow import types
 
-    return column.cast("int8") if types.is_boolean(column.type) else column
+    return _classes(column.cast("int8") if types.is_boolean(column.type) else column, ("0", "1"), where, before)
 
 
 def _classes(column: pa.ChunkedArray, classes: tuple[str, ...], where: str, before: int) -> np.ndarray:
@@ -186,7 +187,8 @@ def unconfirmed(schema: Schema) -> tuple[str, ...]:
     if not schema.unconfirmed:
         return ()
     first = ", ".join(schema.unconfirmed[:5]) + (", ..." if len(schema.unconfirmed) > 5 else "")
+    columns = "1 column" if len(schema.unconfirmed) == 1 else f"{len(schema.unconfirmed)} columns"
     return (
-        f"ranges or categories of {len(schema.unconfirmed)} columns ({first}) were proposed from the data, outside "
+        f"ranges or categories of {columns} ({first}) were proposed from the data, outside "
         f"any guarantee: replace them by what is public, then remove their names from schema.unconfirmed",
     )

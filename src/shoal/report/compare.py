@@ -14,7 +14,7 @@ from shoal.errors import RunError
 from shoal.report.plots import OBSERVERS, PLAIN, UNITS
 from shoal.report.run_page import render, write_page
 from shoal.report.run_reader import REPORT, Run
-from shoal.report.scores import Scores, name_of, number, title_of
+from shoal.report.scores import DIVERGED, Scores, name_of, number, title_of
 from shoal.report.series import build, column, figure, in_seconds
 
 MOST_LINES = 6
@@ -276,7 +276,7 @@ def _results(run: Run, figures: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         **{title_of(name): _optional(scores.of_headline(name), scores.shown) for name in figures},
         "Constant answer": _optional(scores.trivial_score, lambda value: scores.shown(value) + beaten),
-        PLAIN.capitalize(): _optional(run.plain_score, scores.shown),
+        PLAIN.capitalize(): _optional(scores.plain_score, scores.shown, DIVERGED if scores.plain_diverged else ""),
         client: _optional(run.epsilon("client", "release"), _epsilon, "none"),
         "ε a record": _optional(run.epsilon("record", "release"), _epsilon, "none"),
         "δ": _optional(delta, plain),

@@ -16,7 +16,7 @@ from shoal.errors import RunError
 from shoal.report.claim_rows import WEAK, audit_rows, in_words, main_claim, proven_rows, published_rows, shared_notes
 from shoal.report.plots import OBSERVERS, plots_of, spread_of, whose
 from shoal.report.run_reader import REPORT, Run, read_run
-from shoal.report.scores import LOWER_IS_BETTER, Scores, in_percent, number, percent, title_of
+from shoal.report.scores import DIVERGED, LOWER_IS_BETTER, Scores, in_percent, number, percent, title_of
 from shoal.report.series import figure, in_seconds
 
 HERE = Path(__file__).parent
@@ -110,8 +110,8 @@ def _headline(run: Run) -> dict[str, str]:
     shown = {"figure": title_of(scores.headline) or "Score", "score": scores.shown(scores.score), "tone": "bad"}
     if scores.trivial_score is not None:
         shown |= {"trivial": scores.shown(scores.trivial_score), "trivial_answer": scores.trivial_answer}
-    if run.plain_score is not None:
-        shown["plain"] = scores.shown(run.plain_score)
+    if scores.plain_diverged or scores.plain_score is not None:
+        shown["plain"] = DIVERGED if scores.plain_diverged else scores.shown(scores.plain_score)
     claim = main_claim(run)
     if claim is not None:
         observer = str(claim.get("observer"))
@@ -129,12 +129,13 @@ def _headline(run: Run) -> dict[str, str]:
 
 
 def _figures(scores: Scores) -> list[dict[str, Any]]:
-    """Every figure beside that of the constant answer."""
+    """Every figure beside those of the constant answer and of training without clipping and noise."""
     return [
         {
             "name": title_of(name),
             "value": in_percent(name, value),
             "trivial": in_percent(name, scores.trivial[name]) if name in scores.trivial else "",
+            "plain": in_percent(name, scores.plain[name]) if scores.plain_score is not None else "",
             "lower": name in LOWER_IS_BETTER,
             "headline": name == scores.headline,
         }

@@ -89,11 +89,6 @@ class Run:
         return Scores.so_far(self.metrics) if self.result is None else Scores.of(self.result)
 
     @property
-    def plain_score(self) -> float | None:
-        """The headline figure without clipping and noise, where that was asked for."""
-        return number((self.result or {}).get("baseline"))
-
-    @property
     def ledger(self) -> Verification | None:
         """The verification of the ledger."""
         return None if self.proof is None else self.proof.ledger

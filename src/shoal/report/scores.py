@@ -15,6 +15,7 @@ SHARES = {"accuracy", "balanced_accuracy", "exact_match", "label_accuracy"}
 """Shown as percentages on pages."""
 UP_TO_ONE = {"auroc", "average_precision", "calibration_error", "f1", "r2"}
 LOWER_IS_BETTER = {"calibration_error", "mae", "mean_loss", "perplexity", "rmse"}
+DIVERGED = "diverged"
 WORST = 3
 """How many of the worst clients are named."""
 
@@ -73,6 +74,8 @@ class Scores:
         figures: All figures on the held-out records.
         trivial: The same of the best constant answer, where that is known.
         trivial_answer: That answer in words.
+        plain: The figures of the same training without clipping and noise, where that was asked for.
+        plain_diverged: Whether that training diverged.
         clients: The headline figure by client, the worst first.
     """
 
@@ -81,6 +84,8 @@ class Scores:
     figures: Mapping[str, float | None] = field(default_factory=dict)
     trivial: Mapping[str, float | None] = field(default_factory=dict)
     trivial_answer: str = ""
+    plain: Mapping[str, float | None] = field(default_factory=dict)
+    plain_diverged: bool = False
     clients: Sequence[Client] = ()
 
     @classmethod
@@ -99,6 +104,8 @@ class Scores:
             figures=_numbers(result.get("figures") or {"accuracy": result.get("accuracy")}),
             trivial=_numbers(result.get("trivial") or {}),
             trivial_answer=str(result.get("trivial_answer", "")),
+            plain=_numbers(result.get("baseline_figures") or {headline: result.get("baseline")}),
+            plain_diverged=bool(result.get("baseline_diverged", False)),
             clients=clients,
         )
 
@@ -127,6 +134,11 @@ class Scores:
     def trivial_score(self) -> float | None:
         """The same of the constant answer."""
         return self.trivial.get(self.headline)
+
+    @property
+    def plain_score(self) -> float | None:
+        """The same without clipping and noise; None where that training diverged, or was not asked for."""
+        return None if self.plain_diverged else self.plain.get(self.headline)
 
     @property
     def learnt(self) -> bool:
