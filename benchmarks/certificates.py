@@ -11,7 +11,8 @@ import random
 import sys
 import time
 
-from shoal.accounting import accountants, checker
+from shoal.accounting import accountants
+from shoal.accounting.checker import claim_figures, event_costs
 from shoal.accounting.events import Unbounded
 from shoal.algorithms import REGISTRY, algorithm
 from shoal.algorithms.charges import PAIRS, event, whole_run
@@ -51,8 +52,8 @@ def main(count: int) -> None:
             if claimed.epsilon is None:
                 continue
             try:
-                found = checker.recompute([(spent.to_json(), 1)], ADJACENCIES[unit], delta, claimed.epsilon)
-            except checker.Unknown as unknown:
+                found = claim_figures.recompute([(spent.to_json(), 1)], ADJACENCIES[unit], delta, claimed.epsilon)
+            except event_costs.Unknown as unknown:
                 print(f"{name} {unit} {observer} {setting}: cannot be checked: {unknown}", flush=True)
                 continue
             ratios.append(found.epsilon / claimed.epsilon if claimed.epsilon else 1.0)
@@ -61,7 +62,7 @@ def main(count: int) -> None:
                 print(f"{name} {unit} {observer} {setting} delta {delta:g}: {said}", flush=True)
         print(
             f"{done} settings, {len(methods)} methods, {len(ratios)} claims, {time.monotonic() - started:.0f} s: "
-            f"checker / accountant {min(ratios):.6f} to {max(ratios):.6f}",
+            f"checker / accountant {min(ratios, default=1):.6f} to {max(ratios, default=1):.6f}",
             flush=True,
         )
 

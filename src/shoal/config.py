@@ -304,21 +304,24 @@ def override(word: str) -> tuple[str, Any]:
 
 
 def _refuse_unknown(key: str, sections: Mapping[str, Any], algorithm: Algorithm) -> None:
-    known = [*_TOP, *(f"{name}.{field}" for name, held in _known(sections).items() for field in sorted(held))]
-    if key in known:
+    section, _, name = key.partition(".")
+    if key in _TOP or (is_dataclass(sections.get(section)) and name in _names(sections[section])):
         return
-    section = key.partition(".")[0]
     if section in sections and sections[section] is None:
         raise ConfigError(
             f"'{key}': algorithm {algorithm.name} has nothing at the boundary '{section}'; leave this key out"
         )
+    known = [*_TOP, *(f"{name}.{field}" for name, held in _known(sections).items() for field in sorted(held))]
     raise ConfigError(f"there is no key '{key}' (algorithm {algorithm.name}){nearest(key, known)}")
 
 
 def _known(sections: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """The fields of each section."""
-    held = {name: section for name, section in sections.items() if is_dataclass(section)}
-    return {name: frozenset(field.name for field in fields(section)) for name, section in held.items()}
+    return {name: _names(section) for name, section in sections.items() if is_dataclass(section)}
+
+
+def _names(section: Any) -> frozenset[str]:
+    return frozenset(field.name for field in fields(section))
 
 
 @cache

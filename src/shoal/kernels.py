@@ -75,11 +75,15 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
         return None
 
 
+def cpu_lines() -> list[str]:
+    """What the system says of its processors; nothing where it is not Linux."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
 def processor() -> str:
     """What tells processors with different instructions apart."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    instructions = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    instructions = {line for line in cpu_lines() if line.startswith(("model name", "flags", "Features", "CPU part"))}
     return "\n".join([platform.machine(), platform.processor(), *sorted(instructions)])

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shoal.accounting import accountants, checker
+from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs
 from shoal.accounting.events import (
     _KINDS,
     NOTHING,
@@ -27,6 +31,7 @@ from shoal.accounting.events import (
 )
 from shoal.training.budget import _one_after_the_other
 
+FOLDER = Path(checker.__file__).parent
 ALLOWED = {"numpy", "scipy", "dp_accounting", "cryptography"}
 VISIBLE, HIDDEN = TwoLevel(0.1, 0.1, 10, 3.0), TwoLevel(0.1, 0.1, 10, 3.0, participation="hidden")
 GRID = {
@@ -47,23 +52,34 @@ GRID = {
 }
 
 
-def recomputed(event: Event, adjacency: str, delta: float, epsilon: float) -> checker.Figures:
-    return checker.recompute([(event.to_json(), 1)], adjacency, delta, epsilon)
+def recomputed(event: Event, adjacency: str, delta: float, epsilon: float) -> claim_figures.Figures:
+    return claim_figures.recompute([(event.to_json(), 1)], adjacency, delta, epsilon)
 
 
 def test_it_imports_nothing_of_the_package_that_it_checks() -> None:
-    tree = ast.parse(Path(checker.__file__).read_text(encoding="utf-8"))
-    names = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert all(node.level == 0 for node in nodes)
-    outside = {name.split(".")[0] for name in names | {str(node.module) for node in nodes}}
-    import sys
-
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    nodes = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert all(node.level <= 1 for node in nodes)
+    outside = {name.split(".")[0] for name in names | {str(node.module) for node in nodes if not node.level}}
     assert outside - set(sys.stdlib_module_names) == ALLOWED
 
 
+@pytest.mark.slow
+def test_a_copy_of_its_folder_runs_alone(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "checker")
+    held = {"format": certificate_file.FORMAT, "claims": [], "hashes": {"config": None, "model": None}}
+    held |= {"hashes": held["hashes"] | {"ledger": {"head": "", "lines": 0}}, "sites": []}
+    held |= {"digest": certificate_file.digest_of(held), "signature": None}
+    (tmp_path / "certificate.json").write_bytes(certificate_file.written(held))
+    command = [sys.executable, "-m", "checker", "certificate.json"]
+    ended = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "yes: every figure holds; not compared: ledger")
+
+
 def test_every_kind_of_event_has_a_function() -> None:
-    assert set(checker.EVENTS) == set(_KINDS)
+    assert set(event_costs.EVENTS) == set(_KINDS)
 
 
 SLOW = {"client in name only": pytest.mark.slow}  # next to no noise: millions of points
@@ -111,16 +127,16 @@ ALLOCATION = Sampled("random-allocation", 0.2, Gaussian(1.0)).to_json()
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:
-    with pytest.raises(checker.Unknown):
-        checker.recompute([(event, 1)], adjacency, 1e-5, 1.0)
+    with pytest.raises(event_costs.Unknown):
+        claim_figures.recompute([(event, 1)], adjacency, 1e-5, 1.0)
 
 
 def claimed(
     event: dict[str, object], unit: str = "client", observer: str = "release", **said: object
-) -> checker.Line:
+) -> certificate_file.Line:
     chain = {"events": [{"event": event, "times": 1}], "distance": 0.0}
     claim = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None, "chain": chain}
-    return checker._claim({"unit": unit, "observer": observer} | claim | said)
+    return claim_figures.claim_line({"unit": unit, "observer": observer} | claim | said)
 
 
 def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
@@ -139,7 +155,7 @@ def test_a_claim_reaches_only_whom_its_theorem_covers() -> None:
         TwoLevel(1.0, 0.1, 1, 9.0, local="shuffled"),
     ):
         assert claimed(drawn.to_json(), "record").verdict == "yes"
-        assert {claimed(drawn.to_json(), observer=who).verdict for who in checker.OBSERVERS} == {"unknown"}
+        assert {claimed(drawn.to_json(), observer=who).verdict for who in claim_figures.OBSERVERS} == {"unknown"}
     taken_by_all = TwoLevel(1.0, 1.0, 1, 9.0, local="none").to_json()
     assert claimed(taken_by_all, observer="server").verdict == "yes"
     assert claimed(taken_by_all | {"participation": "guessed"}, observer="server").verdict == "unknown"
@@ -172,9 +188,9 @@ def test_no_finite_figure_stands_for_an_infinite_one() -> None:
 
 
 def test_a_curve_that_is_no_number_gives_no_epsilon() -> None:
-    assert checker.least_epsilon(lambda _: math.nan, 1e-5) == math.inf
-    assert checker.least_epsilon(lambda epsilon: 0.5 if epsilon < 1 else math.nan, 1e-5) == math.inf
-    assert checker.least_epsilon(lambda _: 0.0, math.nan) == math.inf
+    assert claim_figures.least_epsilon(lambda _: math.nan, 1e-5) == math.inf
+    assert claim_figures.least_epsilon(lambda epsilon: 0.5 if epsilon < 1 else math.nan, 1e-5) == math.inf
+    assert claim_figures.least_epsilon(lambda _: 0.0, math.nan) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -188,8 +204,8 @@ def test_a_curve_that_is_no_number_gives_no_epsilon() -> None:
     ],
 )
 def test_counts_that_are_not_whole_are_unknown(event: dict[str, object]) -> None:
-    with pytest.raises(checker.Unknown):
-        checker.recompute([(event, 1)], "zero-out", 1e-5, 1.0)
+    with pytest.raises(event_costs.Unknown):
+        claim_figures.recompute([(event, 1)], "zero-out", 1e-5, 1.0)
 
 
 ROUND, OTHER = Compose((Gaussian(2.0), SamplerError(1e-12))), TwoLevel(0.1, 0.1, 10, 3.0)
@@ -202,12 +218,12 @@ ROUND, OTHER = Compose((Gaussian(2.0), SamplerError(1e-12))), TwoLevel(0.1, 0.1,
 def test_a_charge_for_several_rounds_is_of_as_many_events(rounds: list[Event]) -> None:
     """As the trainer writes them (checkpoint_every, early stopping), and as a forger would: one round for many."""
 
-    def counted(event: Event, last: int) -> checker.Line:
+    def counted(event: Event, last: int) -> certificate_file.Line:
         pair = {"unit": "client", "observer": "release", "adjacency": "zero-out"}
         charge = pair | {"event": event.to_json()}
         events = [{"event": event.to_json(), "times": 1}]
         line = {"first": 1, "round": last, "charges": [charge]}
-        return checker._counted(pair | {"chain": {"events": events}}, [line])
+        return charged_rounds.counted_line(pair | {"chain": {"events": events}}, [line])
 
     event = _one_after_the_other(rounds)
     assert counted(event, len(rounds)).verdict == "yes"
@@ -232,8 +248,8 @@ def test_a_nesting_that_is_too_deep_is_bad_input(tmp_path: Path, monkeypatch: py
     ) -> bytes:  # at some depth, which depends on Python, reading succeeds and writing does not
         raise RecursionError
 
-    monkeypatch.setattr(checker, "written", written)
-    held = {"format": checker.FORMAT, "deep": [[[]]]}
-    (tmp_path / "certificate.json").write_text(json.dumps(held | {"digest": checker.digest_of(held)}))
+    monkeypatch.setattr(certificate_file, "written", written)
+    held = {"format": certificate_file.FORMAT, "deep": [[[]]]}
+    (tmp_path / "certificate.json").write_text(json.dumps(held | {"digest": certificate_file.digest_of(held)}))
     with pytest.raises(checker.BadInput, match="RecursionError"):
         checker.check(tmp_path / "certificate.json")

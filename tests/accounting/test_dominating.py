@@ -70,7 +70,7 @@ def test_no_unit_is_charged_under_an_adjacency_where_a_larger_rate_may_cost_less
 
 
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
-@pytest.mark.parametrize("kind", ["poisson", "fixed-size", "with-replacement"])
+@pytest.mark.parametrize("kind", ["poisson", "fixed-size", pytest.param("with-replacement", marks=pytest.mark.slow)])
 def test_beside_anything_else_it_costs_no_less(kind, adjacency):
     draws = 5 if kind == "with-replacement" else None
     events = [Sampled(kind, rate, Gaussian(noise), draws) for rate, noise in ((0.01, 0.9), (0.2, 1.6), (0.5, 4.0))]

@@ -17,7 +17,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from shoal.accounting import accountants, checker, pld, selection
+from shoal.accounting import accountants, pld, selection
+from shoal.accounting.checker import claim_figures, event_costs
 from shoal.accounting.events import (
     Allocated,
     BySize,
@@ -284,16 +285,16 @@ def test_no_valid_figure_is_below_the_truth(name: str, adjacency: str) -> None:
 @pytest.mark.parametrize("adjacency", get_args(Adjacency))
 @pytest.mark.parametrize("name", CASES)
 def test_the_checker_of_certificates_is_never_below_the_truth(name: str, adjacency: str) -> None:
-    """A new kind of event needs a function in checker.EVENTS, and passes here."""
+    """A new kind of event needs a function in event_costs.EVENTS, and passes here."""
     written = CASES[name][0].to_json()
     if is_unproven(name, adjacency):
-        with pytest.raises(checker.Unknown):
-            checker.recompute([(written, 1)], adjacency, 0.1, 1.0)
+        with pytest.raises(event_costs.Unknown):
+            claim_figures.recompute([(written, 1)], adjacency, 0.1, 1.0)
         return
     for epsilon in (0.5, 2.0):
         delta = truth(name, adjacency)[epsilon]
         if delta > 1e-9:
-            found = checker.recompute([(written, 1)], adjacency, delta * (1 - GRID), epsilon)
+            found = claim_figures.recompute([(written, 1)], adjacency, delta * (1 - GRID), epsilon)
             assert found.epsilon >= epsilon - 2e-3
 
 

@@ -137,6 +137,7 @@ def test_correlated_noise_as_charged_is_not_doubted_and_half_of_it_is(correlated
     assert guessed(correlated, 0.5, canaries=4 * FEW).p_value < one_run.FLAG
 
 
+@pytest.mark.slow
 def test_another_factorisation_than_the_charged_one_is_found(independent):
     """Independent noise is charged, correlated noise is played, in which a client moves three times as much."""
     played = replace(independent.record, per_round=replace(independent.record.per_round, bands=10))

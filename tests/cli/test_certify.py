@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from shoal.accounting import checker
+from shoal.accounting.checker import certificate_file
 from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.cli.main import main
 from support.tiny import FEDAVG, PRIVATE, go_on, play
@@ -59,8 +60,8 @@ def forged(run, change):
     path = run / "certificate.json"
     held = json.loads(path.read_bytes())
     change(held)
-    held |= {"digest": checker.digest_of(held), "signature": None}
-    path.write_bytes(checker.written(held))
+    held |= {"digest": certificate_file.digest_of(held), "signature": None}
+    path.write_bytes(certificate_file.written(held))
 
 
 @pytest.mark.slow
@@ -126,9 +127,9 @@ def rewritten(run, change):
     for at, line in enumerate(lines):
         line |= {"n": at, "before": before}
         line["hash"] = before = hashlib.sha256(
-            checker.canonical({key: line[key] for key in line if key != "hash"})
+            certificate_file.canonical({key: line[key] for key in line if key != "hash"})
         ).hexdigest()
-    path.write_bytes(b"".join(checker.canonical(line) + b"\n" for line in lines))
+    path.write_bytes(b"".join(certificate_file.canonical(line) + b"\n" for line in lines))
     forged(run, lambda held: held["hashes"].update(ledger={"head": before, "lines": len(lines)}))
 
 

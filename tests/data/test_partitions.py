@@ -123,7 +123,9 @@ def test_two_shards_hold_few_classes() -> None:
     assert min(classes) >= 1
 
 
-@pytest.mark.parametrize(("clients", "copies"), [(100, 1), (1_000, 10), (10_000, 100)])
+@pytest.mark.parametrize(
+    ("clients", "copies"), [(100, 1), (1_000, 10), pytest.param(10_000, 100, marks=pytest.mark.slow)]
+)
 def test_papers_000_and_001_repeat_records_so_that_each_client_has_600(clients: int, copies: int) -> None:
     """With a few calls of numpy's, however many records: no loop of Python's goes over them."""
     calls: list[str] = []

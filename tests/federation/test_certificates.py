@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal import release
 from shoal.accounting import checker
+from shoal.accounting.checker import certificate_file
 from shoal.accounting.privacy_ledger import Record
 from shoal.cli.main import main
 from shoal.errors import ConfigError
@@ -63,8 +64,8 @@ def test_a_changed_head_is_found_by_the_ledger_and_by_the_site(tmp_path):
     path = run / "certificate.json"
     held = json.loads(path.read_bytes())
     held["sites"][0]["head"] = "0" * 64
-    held["digest"] = checker.digest_of(held)
-    path.write_bytes(checker.written(held))
+    held["digest"] = certificate_file.digest_of(held)
+    path.write_bytes(certificate_file.written(held))
     found = wrong(checked(run, ledgers))
     assert ("ledger", "its closing line names other heads of sites' ledgers") in found
     assert [what for what, _ in found] == ["ledger", "site site-00"]

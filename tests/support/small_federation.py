@@ -165,7 +165,7 @@ def simulator(
 
     A method with personal layers has one layer more, which is shared.
     """
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     layers += bool(record.local.personal)
     hidden = [layer for _ in range(layers - 1) for layer in (nn.Linear(64, 64), nn.Tanh())]
     module = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, width))

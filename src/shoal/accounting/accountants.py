@@ -232,22 +232,18 @@ def _zcdp(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figu
     )
 
 
-def _basic(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
-    done = composition.steps(counts, adjacency, "basic")
-    return Figures(
-        lambda delta: composition.basic_epsilon(done, delta),
-        lambda epsilon: _inverse(lambda delta: composition.basic_epsilon(done, delta), epsilon),
-        lambda delta: composition.composition_flaw(done, delta, slack=0),
-    )
+def _textbook(
+    name: str, epsilon_of: Callable[[list[composition.Step], float], float], slack: int
+) -> Callable[[Mapping[Leaf, int], Adjacency, str], Figures]:
+    def figures(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
+        done = composition.steps(counts, adjacency, name)
+        return Figures(
+            lambda delta: epsilon_of(done, delta),
+            lambda epsilon: _inverse(lambda delta: epsilon_of(done, delta), epsilon),
+            lambda delta: composition.composition_flaw(done, delta, slack),
+        )
 
-
-def _advanced(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:
-    done = composition.steps(counts, adjacency, "advanced")
-    return Figures(
-        lambda delta: composition.advanced_epsilon(done, delta),
-        lambda epsilon: _inverse(lambda delta: composition.advanced_epsilon(done, delta), epsilon),
-        lambda delta: composition.composition_flaw(done, delta, slack=1),
-    )
+    return figures
 
 
 _OWN: dict[str, Accountant] = {
@@ -255,8 +251,8 @@ _OWN: dict[str, Accountant] = {
     "rdp": _rdp,
     "rdp-classic": _rdp_classic,
     "zcdp": _zcdp,
-    "advanced": _advanced,
-    "basic": _basic,
+    "advanced": _textbook("advanced", composition.advanced_epsilon, slack=1),
+    "basic": _textbook("basic", composition.basic_epsilon, slack=0),
 }
 REGISTRY = Registry("accountant", Accountant, lambda: _OWN, "shoal.accountants")
 _FAINT = 1e-8  # deltas below this may be smaller than the rounding that pld allows for

@@ -178,11 +178,6 @@ def claim(unit: Unit, observer: Observer, answer: Answer, adjacency: Adjacency, 
     )
 
 
-def of_research(found: Proven) -> Proven:
-    """A claim for seeded noise, with what it assumes besides."""
-    return saying(found, RESEARCH)
-
-
 def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
     """A claim with all that it assumes of its run, by what the first line of the ledger says of that.
 

@@ -132,10 +132,9 @@ def _pair(leaf: Leaf, adjacency: Adjacency) -> Pair:
             return displaced(pair, hit) if hit < 1 else pair
         case Allocated() if not replace_one:
             return allocation.pair(leaf)
-        case TwoLevel(rate, participation="visible"):
-            return curves.sometimes(_composed_pair(leaves(leaf.local_event), adjacency), rate)
-        case TwoLevel(rate, participation="hidden"):
-            amplify = curves.amplified_both_ways if replace_one else curves.amplified
+        case TwoLevel(rate):
+            hidden = curves.amplified_both_ways if replace_one else curves.amplified
+            amplify = curves.sometimes if leaf.participation == "visible" else hidden
             return amplify(_composed_pair(leaves(leaf.local_event), adjacency), rate)
     raise ConfigError(f"the pld accountant does not understand {leaf} under {adjacency}")
 

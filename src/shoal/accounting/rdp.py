@@ -83,17 +83,20 @@ def divergence(leaf: Leaf, adjacency: Adjacency, orders: Orders = DEFAULT) -> Ar
             return _user_sampled(rate, records, noise, orders)
         case Allocated() if adjacency != "replace-one":
             return allocation.divergence(leaf, orders)
-        case TwoLevel(rate, participation="visible"):
-            inside = total(leaves(leaf.local_event), adjacency, orders)
-            less_one = np.array(orders) - 1
-            grown = less_one * inside
-            small = np.log1p(rate * np.expm1(np.minimum(grown, 30.0)))
-            large = np.logaddexp(math.log1p(-rate), math.log(rate) + grown)
-            mixed: Array = np.where(grown < 30.0, small, large) / less_one
-            return mixed
-        case TwoLevel(rate, participation="hidden") if adjacency != "replace-one":
-            return _amplified(rate, total(leaves(leaf.local_event), adjacency, orders), orders)
+        case TwoLevel(rate) if leaf.participation == "visible" or adjacency != "replace-one":
+            amplify = _sometimes if leaf.participation == "visible" else _amplified
+            return amplify(rate, total(leaves(leaf.local_event), adjacency, orders), orders)
     raise ConfigError(f"the rdp accountant does not understand {leaf} under {adjacency}; use pld")
+
+
+def _sometimes(rate: float, inside: Array, orders: Orders) -> Array:
+    """The divergence of what happened with probability `rate`, where the observer knows whether it did."""
+    less_one = np.array(orders) - 1
+    grown = less_one * inside
+    small = np.log1p(rate * np.expm1(np.minimum(grown, 30.0)))
+    large = np.logaddexp(math.log1p(-rate), math.log(rate) + grown)
+    mixed: Array = np.where(grown < 30.0, small, large) / less_one
+    return mixed
 
 
 def _as_poisson(leaf: Sampled, adjacency: Adjacency) -> tuple[float, float] | None:

@@ -62,7 +62,6 @@ def matrix(
     recipe: Recipe,
     aim: Aim,
     *,
-    columns: list[Method] | None = None,
     changes: tuple[str, ...] = (),
     on_cell: Started | None = None,
 ) -> Iterator[tuple[Method, Outcome]]:
@@ -72,7 +71,6 @@ def matrix(
         base: Settings that all methods share.
         recipe: The attack.
         aim: Victims; its `records` and `honest` concern types 0 and 1.
-        columns: The methods; all by default.
         changes: Further settings, as `key=value`.
         on_cell: Called with a method's label and a type before each attack.
 
@@ -80,7 +78,7 @@ def matrix(
         The method and the outcome of each attack.
     """
     data = None
-    chosen = columns or methods()
+    chosen = methods()
     configs = [configure(base | {"algorithm": each.algorithm}, [*each.changes, *changes]) for each in chosen]
     cells = [(*each, _of_kind(aim, kind)) for each in zip(chosen, configs, strict=True) for kind in TYPES]
     for _, config, aimed in cells:

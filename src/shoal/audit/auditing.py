@@ -165,7 +165,7 @@ def audit_case(
             progress(f"{record.name}, {case.unit} level, would it catch: {name}?")
             broken = VARIANTS[name](case, streams)
             if broken is not None:
-                alike = _broken_alike(name, many, streams)
+                alike = None if many is None else VARIANTS[name](many.case, streams)
                 caught[name] = _play(broken, alike, effort.for_broken(), hurry=not power).flagged
     assert played.game is not None
     if case.kind == "proven" and effort.pairs:
@@ -251,7 +251,3 @@ def _final_model(record: Algorithm, case: Case, epsilon: float, streams: Streams
         return None
     own = whole(next(cases(record, case.unit, epsilon, SAMPLED_ROUNDS)), streams)
     return one_run.guess(own, min(effort.canaries_of(case), SAMPLED), effort.repeats)
-
-
-def _broken_alike(name: str, many: Broken | None, streams: Streams) -> Broken | None:
-    return VARIANTS[name](many.case, streams) if many is not None else None

@@ -80,9 +80,7 @@ def _check(path: Path, evidence: dict[str, Path | None], sites: dict[str, Path],
     if as_json:
         print_json({"holds": checker.holds(lines), "lines": [asdict(line) for line in lines]})
     else:
-        for line in lines:
-            typer.echo(f"{checker.MARKS[line.verdict]:<4}{line.what}: {line.words}")
-        typer.echo(checker.verdict(lines))
+        typer.echo(checker.shown(lines))
     if not checker.holds(lines):
         raise typer.Exit(NOT_HELD)
 

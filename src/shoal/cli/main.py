@@ -94,7 +94,8 @@ def _options(
 
 def main() -> None:
     """Run the command line; an error prints one line and exits with its code."""
-    _sleep_while_waiting()
+    # OpenMP reads this when torch is loaded: on a busy machine threads that spin take twenty times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     atexit.register(gc.freeze)  # nothing to collect in what ends: a tenth of the time of a short command
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
@@ -121,11 +122,3 @@ def _show_warning(message: Warning | str, *_: object) -> None:
     """In one line, as errors are; of several ranks the first one shows it."""
     if os.environ.get("RANK", "0") == "0":
         print(f"shoal: warning: {message}", file=sys.stderr)
-
-
-def _sleep_while_waiting() -> None:
-    """Let waiting threads sleep: on a busy machine spinning takes twenty times as long.
-
-    OpenMP reads this when torch is loaded.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

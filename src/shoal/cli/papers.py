@@ -58,7 +58,10 @@ def show_command(name: Name, quick: Quick = False, as_json: Json = False) -> Non
 
     table = find(name)
     if as_json:
-        cells = [_cell_facts(cell, quick) for cell in table.cells]
+        cells = [
+            {"name": cell.name, "measures": cell.measures, "change": cell.change, "settings": _settings(cell, quick)}
+            for cell in table.cells
+        ]
         print_json(_facts(table) | {"published": table.published, "cells": cells})
         return
     console = wide_console(WIDE)
@@ -245,10 +248,6 @@ def _facts(table: Table) -> dict[str, Any]:
     names = ("name", "paper", "title", "needs", "minutes", "about")
     references = list(map(str, cited(table.paper)))
     return {name: getattr(table, name) for name in names} | {"references": references, "cells": len(table.cells)}
-
-
-def _cell_facts(cell: Cell, quick: bool) -> dict[str, Any]:
-    return {"name": cell.name, "measures": cell.measures, "change": cell.change, "settings": _settings(cell, quick)}
 
 
 def _settings(cell: Cell, quick: bool) -> str:

@@ -189,8 +189,7 @@ class Site:
             raise Refused(
                 f"the model {settings.model!r} would be imported at this site; to allow it: --model {settings.model}"
             )
-        if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
-            raise Refused("the terms' numbers of clients or rounds differ from those of their configuration")
+        _refuse_other_numbers(terms)
         self._open(terms, self.owner.requirements)
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
@@ -199,13 +198,6 @@ class Site:
             if secure
             else None
         )
-        sites = population(settings)
-        sizes = sites.sizes
-        only_two_sizes = len(sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
-        if terms.setting.sizes != sizes or terms.setting.all_answer or only_two_sizes:
-            raise Refused("the terms' site sizes differ from those of their configuration")
-        if any(getattr(terms.setting, name) != getattr(sites, name) for name in USERS):
-            raise Refused("what the terms say of users differs from their configuration")
         self._compared = terms.digest
         if new:  # on disk before the data are looked at
             kept = {release.KEY: release.SITE, "terms": terms.digest}
@@ -587,6 +579,18 @@ def _own_engine(asked: Settings) -> Settings:
 def _repeated(message: Payload) -> dict[str, Value]:
     """The values of a message that its answer repeats."""
     return {key: message.values[key] for key in REPEATED}
+
+
+def _refuse_other_numbers(terms: Terms) -> None:
+    """Raise Refused where the terms say other than their configuration of clients, rounds, sites or users."""
+    settings, sites = terms.settings, population(terms.settings)
+    if (terms.setting.clients, terms.setting.rounds) != (settings.data.clients, settings.rounds):
+        raise Refused("the terms' numbers of clients or rounds differ from those of their configuration")
+    only_two_sizes = len(sites.sizes) > 1 and not terms.setting.bounds  # sites may have any size in between
+    if terms.setting.sizes != sites.sizes or terms.setting.all_answer or only_two_sizes:
+        raise Refused("the terms' site sizes differ from those of their configuration")
+    if any(getattr(terms.setting, name) != getattr(sites, name) for name in USERS):
+        raise Refused("what the terms say of users differs from their configuration")
 
 
 def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:

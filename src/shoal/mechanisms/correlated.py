@@ -160,7 +160,8 @@ class Correlated(Gaussian):
                 f"algorithm {name}: correlated noise gains nothing from {clients.sampling} sampling; "
                 f"set clients.sampling to cyclic, min-separation, cyclic-poisson or all"
             )
-        if clients.secret and not self._fits(clients.separation or 1):
+        fits = self.factorisation in ("square-root", "banded") and self.bands <= (clients.separation or 1)
+        if clients.secret and not fits:
             raise ConfigError(
                 f"algorithm {name}: clients.sampling={clients.sampling} amplifies only where a client's rounds do "
                 f"not meet: set per_round.factorisation to square-root or banded, and per_round.bands to "
@@ -168,9 +169,6 @@ class Correlated(Gaussian):
             )
         if per_update.counts:
             raise ConfigError(f"algorithm {name}: correlated noise needs a clip that follows no counts")
-
-    def _fits(self, separation: int) -> bool:
-        return self.factorisation in ("square-root", "banded") and self.bands <= separation
 
     def _shared(self, round: Round, unit: Unit) -> Event:
         return Unbounded("correlated noise cannot be shared among clients that may drop out")

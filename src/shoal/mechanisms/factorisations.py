@@ -172,10 +172,10 @@ def factorise(kind: Kind, size: int, momentum: float, participation: Participati
     if kind == "square-root":
         return Banded(_root(size, momentum))
     if kind == "bisr":
-        return BandInverse(_inverse_root(bands, momentum))
+        return BandInverse(_root(bands, momentum, 0.5))
     if kind == "banded":
         return Banded(_optimised(_root(bands, momentum), _of_bands(momentum, participation)))
-    return BandInverse(_optimised(_inverse_root(bands, momentum), _of_inverse_bands(momentum, participation)))
+    return BandInverse(_optimised(_root(bands, momentum, 0.5), _of_inverse_bands(momentum, participation)))
 
 
 @lru_cache(maxsize=32)
@@ -220,18 +220,10 @@ def _filtered(above: Sequence[float], below: Sequence[float] | Array, series: Ar
     return found
 
 
-def _root(bands: int, momentum: float) -> Array:
-    """((1 - x) (1 - momentum x))^(-1/2)."""
+def _root(bands: int, momentum: float, power: float = -0.5) -> Array:
+    """((1 - x) (1 - momentum x))^power."""
     j = np.arange(1, bands)
-    root = np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
-    found: Array = np.convolve(root, root * momentum ** np.arange(bands))[:bands]
-    return found
-
-
-def _inverse_root(bands: int, momentum: float) -> Array:
-    """((1 - x) (1 - momentum x))^(1/2)."""
-    j = np.arange(1, bands)
-    root = np.concatenate([[1.0], np.cumprod((2 * j - 3) / (2 * j))])
+    root = np.concatenate([[1.0], np.cumprod((j - 1 - power) / j)])
     found: Array = np.convolve(root, root * momentum ** np.arange(bands))[:bands]
     return found
 

@@ -51,20 +51,9 @@ def _decay(u: float, t: int, total: int, a: float, rate: float, low: float) -> f
     return max(a * (1 - rate) ** t, low)
 
 
-def _epsilon_linear(u: float, t: int, total: int, a: float, b: float, delta: float) -> float:
-    return _noise_for(_linear(u, t, total, a, b), delta)
-
-
-def _epsilon_staircase(u: float, t: int, total: int, a: float, b: float, stairs: float, delta: float) -> float:
-    return _noise_for(_staircase(u, t, total, a, b, stairs), delta)
-
-
-def _epsilon_exponential(u: float, t: int, total: int, a: float, b: float, delta: float) -> float:
-    return _noise_for(_exponential(u, t, total, a, b), delta)
-
-
-def _noise_for(epsilon: float, delta: float) -> float:
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+def _of_epsilon(shape: Callable[..., float]) -> Callable[..., float]:
+    """The noise of an epsilon that follows a shape; the last number is delta."""
+    return lambda *numbers: math.sqrt(2 * math.log(1.25 / numbers[-1])) / shape(*numbers[:-1])
 
 
 LEAST, MOST = 1e-30, 1e30  # the range of a setting, if it is not 0
@@ -77,9 +66,9 @@ _SHAPES: dict[str, tuple[Callable[..., float], str]] = {
     "exponential": (_exponential, "exponential:from:to"),
     "cyclic": (_cyclic, "cyclic:from:cycles"),
     "decay": (_decay, "decay:from:rate:low"),
-    "epsilon-linear": (_epsilon_linear, "epsilon-linear:first:last:delta"),
-    "epsilon-staircase": (_epsilon_staircase, "epsilon-staircase:first:last:stairs:delta"),
-    "epsilon-exponential": (_epsilon_exponential, "epsilon-exponential:first:last:delta"),
+    "epsilon-linear": (_of_epsilon(_linear), "epsilon-linear:first:last:delta"),
+    "epsilon-staircase": (_of_epsilon(_staircase), "epsilon-staircase:first:last:stairs:delta"),
+    "epsilon-exponential": (_of_epsilon(_exponential), "epsilon-exponential:first:last:delta"),
 }
 _POWERS = {"from": 1, "to": 1, "low": 1, "first": -1, "last": -1}  # how a schedule's value scales with its numbers
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import nn
 
-from shoal.models.basic_networks import mlp
+from shoal.models.basic_networks import hidden
 from shoal.models.entry import Network, Shape, flat, size
 
 
@@ -40,11 +40,6 @@ def leaky_mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def imprint_mlp(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer of 1,024 with ReLU: as many bins for a malicious server's weights."""
-    return mlp(size(shape), 1024, classes)
-
-
 def _uniform(model: nn.Sequential) -> nn.Sequential:
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5)
@@ -57,5 +52,7 @@ NETWORKS = (
     ),
     Network("dlg-cnn", "Wei et al. (2023)", "DLG's original, three of them", partial(leaky, (2, 2, 1)), least=1),
     Network("attack-mlp", "", "64 and 32 hidden with sigmoids, for attacks on tables", leaky_mlp),
-    Network("imprint-mlp", "", "one hidden layer of 1,024, for a malicious server's weights", imprint_mlp),
+    Network(
+        "imprint-mlp", "", "one hidden layer of 1,024, for a malicious server's weights", partial(hidden, (1024,))
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 from torch import nn
@@ -15,6 +16,11 @@ def mlp(*sizes: int) -> nn.Sequential:
     for n_in, n_out in pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def hidden(widths: tuple[int, ...], shape: Shape, classes: int) -> nn.Module:
+    """`mlp` with hidden layers of these widths."""
+    return mlp(size(shape), *widths, classes)
 
 
 def convolutions(kernel: int, *channels: int) -> nn.Sequential:
@@ -43,11 +49,6 @@ def linear_without_bias(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def digits_mlp(shape: Shape, classes: int) -> nn.Module:
-    """64-64-10 on 8x8 digits."""
-    return mlp(size(shape), 64, classes)
-
-
 def digits_cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 3x3 convolutions with pooling and one linear layer: 6,090 parameters on 8x8 digits."""
     trunk = convolutions(3, shape[0], 16, 32)
@@ -57,6 +58,6 @@ def digits_cnn(shape: Shape, classes: int) -> nn.Module:
 NETWORKS = (
     Network("linear", "", "softmax regression, started at zero", linear),
     Network("linear-without-bias", "", "the same without a bias, for clients with few classes", linear_without_bias),
-    Network("digits-mlp", "", "one hidden layer of 64", digits_mlp),
+    Network("digits-mlp", "", "one hidden layer of 64", partial(hidden, (64,))),
     Network("digits-cnn", "", "two small convolutions, for 8x8 digits", digits_cnn, least=4),
 )

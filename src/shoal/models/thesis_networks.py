@@ -7,15 +7,12 @@ same function and a quarter of the work.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
-from shoal.models.basic_networks import convolutions, mlp
-from shoal.models.entry import Network, Shape, flat, size
-
-
-def thesis_mlp(shape: Shape, classes: int) -> nn.Module:
-    """784-1000-10 with biases."""
-    return mlp(size(shape), 1000, classes)
+from shoal.models.basic_networks import convolutions, hidden
+from shoal.models.entry import Network, Shape, flat
 
 
 def thesis_cnn(shape: Shape, classes: int) -> nn.Module:
@@ -25,6 +22,8 @@ def thesis_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 NETWORKS = (
-    Network("thesis-mlp", "Thesis", "one hidden layer of 1000 (795,010 parameters on MNIST)", thesis_mlp),
+    Network(
+        "thesis-mlp", "Thesis", "one hidden layer of 1000 (795,010 parameters on MNIST)", partial(hidden, (1000,))
+    ),
     Network("thesis-cnn", "Thesis", "two 5x5 convolutions (1,663,370 on MNIST)", thesis_cnn, least=4),
 )

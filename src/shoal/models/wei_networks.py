@@ -6,10 +6,12 @@ Pictures: two convolutions and one linear layer without biases, Glorot uniform, 
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
-from shoal.models.basic_networks import mlp
-from shoal.models.entry import Network, Shape, flat, size
+from shoal.models.basic_networks import hidden
+from shoal.models.entry import Network, Shape, flat
 
 
 def alphacdp_cnn(shape: Shape, classes: int) -> nn.Module:
@@ -29,20 +31,10 @@ def alphacdp_cnn(shape: Shape, classes: int) -> nn.Module:
     return model
 
 
-def adult_mlp(shape: Shape, classes: int) -> nn.Module:
-    """105-64-32-2 on Adult."""
-    return mlp(size(shape), 64, 32, classes)
-
-
-def cancer_mlp(shape: Shape, classes: int) -> nn.Module:
-    """30-32-16-2 on Cancer."""
-    return mlp(size(shape), 32, 16, classes)
-
-
 NETWORKS = (
     Network(
         "alphacdp-cnn", "Wei et al. (2023)", "two convolutions, no biases (34,720 on MNIST)", alphacdp_cnn, least=10
     ),
-    Network("adult-mlp", "Wei et al. (2023)", "64 and 32 hidden (8,930 on Adult)", adult_mlp),
-    Network("cancer-mlp", "Wei et al. (2023)", "32 and 16 hidden (1,554 on Cancer)", cancer_mlp),
+    Network("adult-mlp", "Wei et al. (2023)", "64 and 32 hidden (8,930 on Adult)", partial(hidden, (64, 32))),
+    Network("cancer-mlp", "Wei et al. (2023)", "32 and 16 hidden (1,554 on Cancer)", partial(hidden, (32, 16))),
 )

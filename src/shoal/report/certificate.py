@@ -1,6 +1,6 @@
 """The certificate of a run: what is claimed, the chain that leads there, what it assumes and what it leaves open.
 
-`certificate.json` is for checkers (accounting/checker.py, which shares no accounting with this package),
+`certificate.json` is for checkers (accounting/checker, which shares no accounting with this package),
 `certificate.html` shows the same to people. Everything in it comes from the ledger, the configuration and hashes of
 files: nothing was computed from records.
 """
@@ -20,8 +20,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal import __version__, release
-from shoal.accounting import checker
 from shoal.accounting.chain import COMPOSED, explained
+from shoal.accounting.checker import certificate_file
 from shoal.accounting.claims import PUBLIC_K
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import FILE, Record, verify
@@ -91,7 +91,7 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
     claims = [{**claim, "chain": _chain(record, claim)} for claim in proven]
     bound = _sites(path, sites or {}, str(opened.get("run")))
     held: dict[str, Any] = {
-        "format": checker.FORMAT,
+        "format": certificate_file.FORMAT,
         release.KEY: release.CERTIFICATE_OF_SITES if bound else release.CERTIFICATE,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "run": opened.get("run"),
@@ -112,12 +112,12 @@ def certificate(path: Path, sites: Mapping[str, Path] | None = None) -> Certific
         "references": [str(each) for each in cited(json.dumps([claims, boundaries], ensure_ascii=False))],
     }
     held = json.loads(json.dumps(held, default=str))
-    return Certificate(held | {"digest": checker.digest_of(held), "signature": None})
+    return Certificate(held | {"digest": certificate_file.digest_of(held), "signature": None})
 
 
 def signed(held: Mapping[str, Any], key: Ed25519PrivateKey) -> Certificate:
     """The certificate with the operator's signature."""
-    public, value = key.public_key().public_bytes_raw(), key.sign(checker.signed_bytes(held["digest"]))
+    public, value = key.public_key().public_bytes_raw(), key.sign(certificate_file.signed_bytes(held["digest"]))
     signature = {"algorithm": "ed25519", "public_key": public.hex(), "value": value.hex()}
     return Certificate({**held, "signature": signature})
 
@@ -126,7 +126,7 @@ def write(folder: Path, held: Mapping[str, Any]) -> tuple[Path, Path]:
     """Write certificate.json and certificate.html; returns their paths."""
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}; make it, or leave out --out")
-    return write_page(folder / JSON, checker.written(held).decode()), write_page(folder / PAGE, page(held))
+    return write_page(folder / JSON, certificate_file.written(held).decode()), write_page(folder / PAGE, page(held))
 
 
 def page(held: Mapping[str, Any]) -> str:

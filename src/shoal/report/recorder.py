@@ -27,10 +27,6 @@ SHARE = 0.02  # of the run's time that pages may take, about
 _log = logging.getLogger("shoal")
 
 
-def _noted(line: dict[str, Any]) -> str:
-    return json.dumps({release.KEY: release.METRICS, **line}) + "\n"
-
-
 class Recorder:
     """Records one run: `round` for each round, then `end`, or `stop` where it did not finish."""
 
@@ -62,7 +58,8 @@ class Recorder:
     def end(self, result: Callable[[], dict[str, Any]], baseline: list[dict[str, Any]]) -> None:
         """Finish: write the result, and the final page from the folder."""
         if baseline:
-            self.keep(BASELINE, lambda: "".join(_noted(line) for line in baseline))
+            noted = [json.dumps({release.KEY: release.METRICS, **line}) + "\n" for line in baseline]
+            self.keep(BASELINE, lambda: "".join(noted))
         self.keep(RESULT, lambda: json.dumps(result(), indent=1) + "\n")
         self._close("finished")
 

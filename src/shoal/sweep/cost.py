@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting import calibration, selection
-from shoal.accounting.claims import Observer, Proven, Unit, assumed_public, claim, nothing, of_research, prove, saying
+from shoal.accounting.claims import RESEARCH, Observer, Proven, Unit, assumed_public, claim, nothing, prove, saying
 from shoal.accounting.events import Compose, Event, Unbounded
 from shoal.accounting.leaves import for_worst_client
 from shoal.accounting.privacy_ledger import FILE, Record
@@ -116,7 +116,7 @@ def _least_delta(configs: Sequence[Config]) -> float:
 def _marked(claims: list[Proven], configs: Sequence[Config], runs: Sequence[Path]) -> list[Proven]:
     """The claims, marked: simulated clients, research mode, and what was read from the data."""
     if any(config.random != "secure" for config in configs):
-        claims = [of_research(claim) for claim in claims]
+        claims = [saying(claim, RESEARCH) for claim in claims]
     ledgers = [Record.read(run / FILE)[1].opened or {} for run in runs if (run / FILE).is_file()]
     for words in dict.fromkeys(words for opened in ledgers for words in assumed_public(opened)):
         claims = [saying(claim, words) for claim in claims]

@@ -26,6 +26,7 @@ from shoal import release
 from shoal.errors import RunError
 from shoal.extras import installed
 from shoal.files import locked, sync_folder, unwritable, write_whole
+from shoal.kernels import cpu_lines
 from shoal.renamed import current
 from shoal.training.ranks import planned
 
@@ -164,11 +165,7 @@ def environment(device: torch.device, random: str = "research") -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in cpu_lines() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 

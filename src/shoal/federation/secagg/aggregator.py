@@ -175,15 +175,7 @@ class SecureAggregator:
         disputes: dict[int, set[int]] = {}  # by dealer
 
         def take(number: int, answer: Payload) -> None:
-            found, disputed = read_shares(answer, "shares"), read_numbers(answer, "disputed")
-            if found.keys() & disputed or found.keys() | disputed != self._held[number] or number in disputed:
-                raise InvalidMessage("it revealed shares of the wrong sites")
-            if len(disputed) > self.plan.colluding:
-                raise InvalidMessage(f"it disputes the shares of {len(disputed)} sites, which cannot all lie")
-            for dealer, share in found.items():
-                kind = SEED if dealer in self.sent else MASKING
-                if not opens(dealt[dealer].commitments[number], kind, share, self._digest, dealer, number):
-                    raise InvalidMessage(f"the share that it opened is not the one that site {dealer} dealt it")
+            found, disputed = self._read_opening(number, answer, dealt)
             nonlocal opened
             opened += 1
             for dealer, share in found.items():
@@ -201,6 +193,19 @@ class SecureAggregator:
         ask(UNMASK, messages, {"shares", "disputed"}, {}, take)
         self._judge(disputes)
         self._refuse_few(opened, "revealed their shares")
+
+    def _read_opening(self, number: int, answer: Payload, dealt: dict[int, Dealt]) -> tuple[dict[int, int], set[int]]:
+        """The shares that a site opens, by dealer, and the dealers whose shares it disputes."""
+        found, disputed = read_shares(answer, "shares"), read_numbers(answer, "disputed")
+        if found.keys() & disputed or found.keys() | disputed != self._held[number] or number in disputed:
+            raise InvalidMessage("it revealed shares of the wrong sites")
+        if len(disputed) > self.plan.colluding:
+            raise InvalidMessage(f"it disputes the shares of {len(disputed)} sites, which cannot all lie")
+        for dealer, share in found.items():
+            kind = SEED if dealer in self.sent else MASKING
+            if not opens(dealt[dealer].commitments[number], kind, share, self._digest, dealer, number):
+                raise InvalidMessage(f"the share that it opened is not the one that site {dealer} dealt it")
+        return found, disputed
 
     def _judge(self, disputes: dict[int, set[int]]) -> None:
         for dealer, holders in disputes.items():

@@ -1,0 +1,30 @@
+"""`python -m checker certificate.json ...`, where this folder is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import BadInput, check, holds, shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Check a certificate of `shoal certify` without Shoal.")
+    parser.add_argument("certificate", type=Path)
+    for name in ("ledger", "config", "model", "public-key"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--site", action="append", default=[], metavar="NAME=LEDGER")
+    given = parser.parse_args()
+    try:
+        sites = {name: Path(file) for name, _, file in (each.partition("=") for each in given.site)}
+        lines = check(given.certificate, given.ledger, given.config, given.model, given.public_key, sites)
+    except BadInput as error:
+        print(f"checker: {error}", file=sys.stderr)
+        return 2
+    print(shown(lines))
+    return 0 if holds(lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
