@@ -38,7 +38,13 @@ class Series:
 
 THESIS = ("thesis-table4.4", "thesis-table4.5", "thesis-table4.6")
 CLIENT = (
-    Series("geyer-private, 100 clients", ("beyond-client",), r"^geyer-private 100/", "#c2410c", joined=True),
+    Series(
+        "geyer-private, 100 clients, no bias",
+        ("beyond-client",),
+        r"^geyer-private 100, without",
+        "#c2410c",
+        joined=True,
+    ),
     Series("geyer-private, 1,000", ("beyond-client",), r"^geyer-private 1000/", "#0f766e", joined=True),
     Series("geyer-private, 10,000", ("beyond-client",), r"^geyer-private 10000/", "#4338ca", joined=True),
     Series("dp-ftrl, 1,000, cyclic", ("beyond-client",), r"^dp-ftrl .* cyclic", "#0f766e", "D", joined=True),
