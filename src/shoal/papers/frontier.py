@@ -72,7 +72,7 @@ PANELS = (
 def frontier(lines: list[Line]) -> bytes:
     """Draw the figure from measured lines, as a PNG."""
     figures = optional("matplotlib.figure", "a paper's figure")
-    sheet = figures.Figure(figsize=(13, 5.6), layout="constrained")
+    sheet = figures.Figure(figsize=(13, 6.2), layout="constrained")
     for axes, (title, pair, series) in zip(sheet.subplots(1, 2, sharey=True), PANELS, strict=True):
         for each in series:
             _draw(axes, each, pair, lines, _aside(each, series))
@@ -85,7 +85,7 @@ def frontier(lines: list[Line]) -> bytes:
         axes.set_xlabel("epsilon (filled: proven; hollow: published, side by side where equal)")
         axes.set_xticks([0.1, 1, 8, 100, 1000], ["0.1", "1", "8", "100", "1,000"])
         axes.grid(alpha=0.25)
-        axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(0.87, 0.04))
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     sheet.axes[0].set_ylabel("accuracy on MNIST's test set")
     file = io.BytesIO()
