@@ -157,9 +157,9 @@ def prove(
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
-    if accountants.unbounded(event) is None:
-        if (because := refused(event, unit, adjacency, observer)) is not None:
-            return nothing(unit, observer, because, adjacency)
+    because = refused(event, unit, adjacency, observer) if accountants.unbounded(event) is None else None
+    if because is not None:
+        return nothing(unit, observer, because, adjacency)
     found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
     drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
     return saying(found, COHORTS) if drawn and observer == "server" else found
