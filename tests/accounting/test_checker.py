@@ -124,6 +124,7 @@ ALLOCATION = Sampled("random-allocation", 0.2, Gaussian(1.0)).to_json()
         ({"event": "repeat", "of": ALLOCATION | {"entered": 9}, "count": 5}, "zero-out"),
         (Sampled("poisson", 1.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
         (Sampled("poisson", 0.0, Gaussian(1.0)).to_json() | {"kind": "bootstrap"}, "zero-out"),
+        (SampledUser(10**15, 0.1, 1.0).to_json(), "zero-out"),
     ],
 )
 def test_what_it_has_no_theorem_for_is_unknown(event: dict[str, object], adjacency: str) -> None:

@@ -1,14 +1,14 @@
 """A round is charged what its record does: for a client and for a record, against each observer."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 
 from shoal.accounting.calibration import Budget
 from shoal.accounting.events import Allocated, Gaussian, Sampled, TwoLevel, Unbounded
-from shoal.accounting.theorems import TABLE
+from shoal.accounting.theorems import DRAWN, IN_SIGHT, TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
 from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, whole_run
@@ -217,6 +217,26 @@ def test_what_has_no_bound_says_why_whoever_looks(record, reason):
         assert reason in why_not(record, unit)
         assert isinstance(charged(record, unit, "server"), Unbounded)
     assert proves(record).startswith("nothing: ")
+
+
+def test_a_method_that_states_what_no_theorem_covers_is_charged_as_unproven():
+    """So that no budget is spent on it, and no private selection claims it."""
+
+    @dataclass(frozen=True)
+    class Careless(gaussian.StepNoise):
+        """Another package's: to it, a client is no more than one of its records."""
+
+        def event(self, round, unit, observer):
+            return TwoLevel(0.1, 0.1, 3, 2.0, participation="hidden")
+
+    record = replace(algorithm("dp-sgd"), per_step=Careless())
+    found = {pair: event(record, SETTING, 0, *pair) for pair in PAIRS}
+    assert isinstance(found.pop(("record", "release")), TwoLevel)
+    assert {pair: each.because for pair, each in found.items()} == {
+        (unit, who): DRAWN if unit == "client" else IN_SIGHT for unit, who in found
+    }
+    with pytest.raises(ConfigError, match=DRAWN):
+        calibrated(record, SETTING, Budget(1.0, 1e-5), "client", "release")
 
 
 def test_a_schedule_that_reaches_zero_proves_nothing_in_that_round():

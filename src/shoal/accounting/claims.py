@@ -15,7 +15,7 @@ from shoal.accounting.accountants import Answer
 from shoal.accounting.events import Event, TwoLevel
 from shoal.accounting.leaves import leaves
 from shoal.accounting.rounding import up
-from shoal.accounting.theorems import Adjacency, amplified_in_sight, refused_for_clients
+from shoal.accounting.theorems import Adjacency, refused
 from shoal.accounting.theorems import Observer as Observer
 from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
@@ -157,10 +157,9 @@ def prove(
 
     The rate m/K and the mean over K clients depend on K, so it is not hidden.
     """
-    if accountants.unbounded(event) is None:
-        refused = refused_for_clients(event, adjacency, observer) if unit == "client" else None
-        if (refused := refused or amplified_in_sight(event, unit, observer)) is not None:
-            return nothing(unit, observer, refused, adjacency)
+    because = refused(event, unit, adjacency, observer) if accountants.unbounded(event) is None else None
+    if because is not None:
+        return nothing(unit, observer, because, adjacency)
     found = claim(unit, observer, accountants.epsilon(event, delta, accountant, adjacency), adjacency, clients)
     drawn = any(isinstance(leaf, TwoLevel) and 0 < leaf.client_rate < 1 for leaf in leaves(event))
     return saying(found, COHORTS) if drawn and observer == "server" else found

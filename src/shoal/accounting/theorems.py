@@ -198,6 +198,12 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
     return by_size(event)
 
 
+def refused(event: Event, unit: Unit, adjacency: Adjacency, observer: Observer) -> str | None:
+    """Why no theorem covers what happened to this unit, for this observer; None where one does."""
+    clients = refused_for_clients(event, adjacency, observer) if unit == "client" else None
+    return clients or amplified_in_sight(event, unit, observer)
+
+
 def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) -> str | None:
     """Why the table has no theorem for a client to whom this happened; None where it has one for all of it.
 

@@ -20,6 +20,7 @@ from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Compose, Event, SamplerError, Unbounded
 from shoal.accounting.privacy_ledger import Charge
+from shoal.accounting.theorems import refused
 from shoal.algorithms.base import Algorithm
 from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import (
@@ -129,7 +130,9 @@ def _decided(
         return _of_round(algorithm.round(setting, other, again, history), algorithm, unit, observer)[1]
 
     boundary = _of_round(algorithm.round(setting, t, again, history), algorithm, unit, observer)[0]
-    return boundary, algorithm.clients.charged(event_at, t, setting.rounds, setting.clients, unit, again)
+    found = algorithm.clients.charged(event_at, t, setting.rounds, setting.clients, unit, again)
+    because = refused(found, unit, ADJACENCIES[unit], observer)
+    return boundary, found if because is None else Unbounded(because)
 
 
 def _of_round(

@@ -1,5 +1,6 @@
 """Check a certificate of `shoal certify` without Shoal: this folder imports nothing of it, and runs by itself.
 
+    pip install dp-accounting cryptography
     python -m checker certificate.json [--ledger F] [--config F] [--model F] [--public-key F] [--site NAME=F]
 
 It reads the ledger's hash chain, counts the events, and computes every epsilon anew from the events' JSON. Shoal

@@ -1,4 +1,4 @@
-"""`python -m checker certificate.json ...`, where this folder is."""
+"""`python -m checker certificate.json ...`, in the folder that holds this one."""
 
 from __future__ import annotations
 

@@ -187,6 +187,8 @@ def _sampled_user(event: Event, times: int, total: Total) -> None:
         total.squares += times * (records / noise) ** 2
     elif rate > 0:
         most = min(records, 1 + int(binom.isf(1e-22, records, rate)))
+        if most > 10_000:
+            raise Unknown(f"a step that may draw {most:,} records of a user")
         moved = [*range(most), records]
         chances = [*binom.pmf(range(most), records, rate), binom.sf(most - 1, records, rate)]
 
