@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -38,10 +39,19 @@ def computing(precision: Precision) -> Iterator[None]:
     for library, switch in _newer():
         if library != "cuda":  # set already
             switch.fp32_precision = "tf32" if library == "cudnn" and short else "ieee"
+    if precision == "bf16" and not _onednn_has_bf16():
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
         restore()
+
+
+@cache
+def _onednn_has_bf16() -> bool:
+    """Can oneDNN multiply in bfloat16 on this CPU? Where it cannot, PyTorch tries each time, and warns at length."""
+    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return not built or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _newer() -> list[tuple[str, Any]]:
@@ -55,13 +65,14 @@ def _newer() -> list[tuple[str, Any]]:
 def _restoring() -> Callable[[], None]:
     """Sets PyTorch's switches back to what they are now: the older two, and the newer."""
     before = [(switch, switch.fp32_precision) for _, switch in _newer()]
-    matmul, convolutions = None, None
+    matmul, convolutions, onednn = None, None, torch.backends.mkldnn.enabled
     with suppress(RuntimeError):  # where the newer ones were set to what the older cannot say
         matmul = torch.get_float32_matmul_precision()
     with suppress(RuntimeError):
         convolutions = torch.backends.cudnn.allow_tf32
 
     def restore() -> None:
+        torch.backends.mkldnn.enabled = onednn
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
         if convolutions is not None:

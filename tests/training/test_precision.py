@@ -58,7 +58,7 @@ def tape_of(module, x, precision="bf16", classes=3):
     """The tape of the records [B, ...] of one client."""
     net = BatchedNetwork(module, Layout.of(module), sample=x)  # as in training, where it knows the rows of a record
     params, y = net.layout.flatten(module).unsqueeze(0), torch.arange(len(x), device=x.device) % classes
-    with autocast(precision, params):
+    with computing(precision), autocast(precision, params):
         return net.backward(params, x[None], y[None], torch.ones(1, len(x), device=x.device))
 
 
@@ -251,6 +251,16 @@ def test_pytorchs_switches_decide_nothing_and_are_as_before_afterwards(precision
     seen = list(workers.map(lambda _: (switches(), torch.backends.cudnn.allow_tf32), [0]))
     assert seen == [("highest", precision != "float32")]
     assert (switches(), torch.backends.cudnn.allow_tf32) == ("medium", before)
+
+
+@pytest.mark.parametrize(("precision", "has"), [("bf16", False), ("bf16", True), ("float32", False)])
+def test_onednn_is_not_asked_for_bf16_that_it_does_not_have(precision, has, monkeypatch):
+    """PyTorch would ask it for every product, and warn with a stack of C++."""
+    monkeypatch.setattr("shoal.precision._onednn_has_bf16", lambda: has)
+    before = torch.backends.mkldnn.enabled
+    with computing(precision):
+        assert torch.backends.mkldnn.enabled == (before and (precision != "bf16" or has))
+    assert torch.backends.mkldnn.enabled == before
 
 
 def each_switch():
