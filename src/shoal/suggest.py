@@ -16,7 +16,8 @@ from shoal.data.schema import TaskKind
 MANY_CLIENTS = 100
 ROUNDS = 100  # of one step each, at record level
 REACH = {"classification": 4.0, "regression": 0.4, "multi-label": 20.0}
-"""How far the noise of all rounds together may move the model (see `_record_lr`). Measured, as the rates below."""
+"""How far the noise of all rounds together may move the model (see `_record_lr`): chosen by held-out figures of heart
+disease, Adult and generated tables at epsilon 1, 4 and 8."""
 MOST_LR = {"regression": 0.3}
 CLIENT_LR = {"regression": 0.2, "multi-label": 2.0}
 """The squared error is steeper than the cross-entropy of classes, whose mean over labels is flatter. Measured by

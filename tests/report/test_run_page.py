@@ -130,6 +130,17 @@ def test_the_training_without_privacy_is_compared_by_every_figure_of_the_task(pr
     assert any(words.startswith("without clipping and noise") and "AUROC" in words for words in shown)
 
 
+def test_a_run_that_kept_only_the_headline_of_its_baseline_still_has_a_page(private, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(private.run, run)
+    kept = json.loads((run / "result.json").read_text())
+    del kept["baseline_figures"], kept["baseline_diverged"]
+    (run / "result.json").write_text(json.dumps(kept))
+    said = Text(run_page(read_run(run))).said
+    assert "no clip, no noise" in said
+    assert f"no clip, no noise {private.baseline_figures['auroc']:.3f}" not in said
+
+
 def test_a_regression_that_diverges_without_clipping_is_called_so_everywhere(tmp_path):
     """Its predictions are clipped to the range of the targets, so its figures are finite."""
     results = [play_numbers(tmp_path, PRIVATE | {"baseline": True, "local.lr": lr}) for lr in (0.05, 30.0)]

@@ -135,7 +135,9 @@ def _figures(scores: Scores) -> list[dict[str, Any]]:
             "name": title_of(name),
             "value": in_percent(name, value),
             "trivial": in_percent(name, scores.trivial[name]) if name in scores.trivial else "",
-            "plain": in_percent(name, scores.plain[name]) if scores.plain_score is not None else "",
+            "plain": in_percent(name, scores.plain[name])
+            if name in scores.plain and not scores.plain_diverged
+            else "",
             "lower": name in LOWER_IS_BETTER,
             "headline": name == scores.headline,
         }

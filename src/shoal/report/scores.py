@@ -90,8 +90,9 @@ class Scores:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> Scores:
-        """From result.json; before there were tasks it had an accuracy alone."""
+        """From result.json. Older ones have an accuracy alone, or of the baseline the headline alone."""
         headline, higher = str(result.get("headline", "accuracy")), bool(result.get("higher_is_better", True))
+        baseline = {} if result.get("baseline") is None else {headline: result["baseline"]}
         clients = [
             Client(str(row["client"]), int(row["records"]), score)
             for row in result.get("figures_by_client") or []
@@ -104,7 +105,7 @@ class Scores:
             figures=_numbers(result.get("figures") or {"accuracy": result.get("accuracy")}),
             trivial=_numbers(result.get("trivial") or {}),
             trivial_answer=str(result.get("trivial_answer", "")),
-            plain=_numbers(result.get("baseline_figures") or {headline: result.get("baseline")}),
+            plain=_numbers(result.get("baseline_figures") or baseline),
             plain_diverged=bool(result.get("baseline_diverged", False)),
             clients=clients,
         )
