@@ -32,16 +32,19 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 
 @contextmanager
 def computing(precision: Precision) -> Iterator[None]:
-    """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that."""
+    """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that.
+
+    The switches are of the whole process: two threads must not enter this at a time with different precisions.
+    """
     restore, short = _restoring(), precision != "float32"
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = short
-    for library, switch in _newer():
-        if library != "cuda":  # set already
-            switch.fp32_precision = "tf32" if library == "cudnn" and short else "ieee"
-    if precision == "bf16" and not _onednn_has_bf16():
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = short
+        for library, switch in _newer():
+            if library != "cuda":  # set already
+                switch.fp32_precision = "tf32" if library == "cudnn" and short else "ieee"
+        if precision == "bf16" and not _onednn_has_bf16():
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         yield
     finally:
         restore()
@@ -50,8 +53,8 @@ def computing(precision: Precision) -> Iterator[None]:
 @cache
 def _onednn_has_bf16() -> bool:
     """Can oneDNN multiply in bfloat16 on this CPU? Where it cannot, PyTorch tries each time, and warns at length."""
-    built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return not built or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())
 
 
 def _newer() -> list[tuple[str, Any]]:

@@ -187,3 +187,15 @@ def test_which_records_a_step_draws_hides_no_client(event, observer: theorems.Ob
     """All records of a client change. The event is of a record, or of a user who owns few of them."""
     assert claims.prove("client", observer, event, 1e-5, adjacency="zero-out").because == theorems.DRAWN
     assert claims.prove("user", observer, event, 1e-5, adjacency="zero-out").epsilon is not None
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "with-replacement"])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_no_theorem_covers_clients_sampled_as_only_records_are(kind, rate) -> None:
+    event = Repeat(Sampled(kind, rate, Gaussian(4.0), 5 if kind == "with-replacement" else None), 10)
+    found = claims.prove("client", "release", event, 1e-5, adjacency="zero-out")
+    if (kind, rate) == ("shuffled", 1.0):  # every client in every round
+        assert found.epsilon is not None
+    else:
+        assert found.because == f"no theorem covers {kind} sampling of clients"
+    assert claims.prove("record", "release", event, 1e-5, adjacency="zero-out").epsilon is not None

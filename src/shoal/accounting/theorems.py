@@ -213,8 +213,11 @@ def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) 
         if isinstance(part, SampledUser) or (isinstance(part, TwoLevel) and part.local != "none"):
             return DRAWN
     schemes = dict.fromkeys(_schemes(event)) or ("none",)
-    cells = (TABLE.get(("clients", scheme, adjacency, observer), Cell()) for scheme in schemes)
-    return next((cell.refused for cell in cells if cell.refused), None)
+    for scheme in schemes:
+        unknown = Cell(refused=f"no theorem covers {scheme} sampling of clients")
+        if refused := TABLE.get(("clients", scheme, adjacency, observer), unknown).refused:
+            return refused
+    return None
 
 
 def amplified_in_sight(event: Event, unit: Unit, observer: Observer) -> str | None:
@@ -235,7 +238,7 @@ def _schemes(event: Event) -> Iterator[str]:
     """The sampling schemes anywhere in the event; a unit that always takes part was not sampled."""
     for part in _parts(event):
         match part:
-            case Sampled(kind, rate) if 0 < rate < 1:
+            case Sampled(kind, rate) if 0 < rate < 1 or (rate and kind == "with-replacement"):
                 yield kind
             case SampledUser():
                 yield "by-user"

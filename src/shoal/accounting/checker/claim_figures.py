@@ -30,11 +30,11 @@ def refuse_uncovered(unit: str, observer: str, adjacency: str, events: Any) -> N
         drawn = kind in ("sampled-user", "by-size") or (kind == "two-level" and event["local"] != "none")
         if unit == "client" and drawn:
             raise Unknown("a client of whom a step draws some records")
+        if unit == "client" and kind == "sampled" and event["kind"] in ("shuffled", "with-replacement"):
+            raise Unknown(f"{event['kind']} sampling of clients")
         if observer == "release":
             continue
-        # drawn with replacement, not all clients enter at rate 1 either
-        all_enter = kind == "sampled" and event["kind"] != "with-replacement" and event["rate"] == 1
-        by_chance = kind == "allocated" or (kind == "sampled" and not all_enter)
+        by_chance = kind == "allocated" or (kind == "sampled" and event["rate"] != 1)
         hidden = kind == "two-level" and event["participation"] != "visible" and event["client_rate"] < 1
         if hidden or (unit == "client" and by_chance):
             raise Unknown(f"hidden participation, against the {observer}")
