@@ -196,9 +196,16 @@ SOMEWHERE = Setting(10**6, 100, sizes=(1000,))
 """A generic federation, in which a method proves something if it ever does."""
 
 
+def somewhere(algorithm: Algorithm) -> Algorithm:
+    """The method as it is in the generic federation, whatever number of sites it was configured for."""
+    if algorithm.per_round is None:
+        return algorithm
+    return replace(algorithm, per_round=algorithm.per_round.for_cohort(SOMEWHERE.clients))
+
+
 def proves(algorithm: Algorithm) -> str:
     """In a few words, for tables: for which units and observers the method proves something."""
-    found = {pair: _decided(algorithm, SOMEWHERE, 0, *pair) for pair in PAIRS}
+    found = {pair: _decided(somewhere(algorithm), SOMEWHERE, 0, *pair) for pair in PAIRS}
     bounded = {pair: source for pair, (source, what) in found.items() if not isinstance(what, Unbounded)}
     if not bounded:
         return f"nothing: {next(what.because for _, what in found.values() if isinstance(what, Unbounded))}"

@@ -19,7 +19,7 @@ from shoal.accounting.claims import Observer, Unit
 from shoal.accounting.events import Event, Gaussian, Sampled, Unbounded
 from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm, Local, Server
-from shoal.algorithms.charges import SOMEWHERE, calibrated, whole_run
+from shoal.algorithms.charges import SOMEWHERE, calibrated, somewhere, whole_run
 from shoal.algorithms.charges import event as first_event
 from shoal.algorithms.published_epsilon import thesis_both
 from shoal.audit.bounds import Tradeoff, renyi_tradeoff, tradeoff
@@ -96,8 +96,8 @@ def _proven(record: Algorithm, unit: Unit, epsilon: float, rounds: int) -> Case 
     where: Where = "steps" if unit != "client" and record.per_step is not None else "sum"
     observer = _observer(record, where)
     scaled, setting = _small(record, unit, where, rounds)
-    somewhere = replace(SOMEWHERE, user_columns=1) if unit == "user" else SOMEWHERE
-    for method, place in ((record, somewhere), (scaled, setting)):  # a small one leaves much out
+    generic = replace(SOMEWHERE, user_columns=1) if unit == "user" else SOMEWHERE
+    for method, place in ((somewhere(record), generic), (scaled, setting)):  # a small one leaves much out
         if isinstance(first_event(method, place, 0, unit, observer), Unbounded):
             return None
     if where == "sum" and record.per_step is not None and record.per_round is None:
