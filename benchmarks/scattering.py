@@ -2,7 +2,7 @@
 
     SHOAL_DATA=... python benchmarks/scattering.py --out FILE [--cells 'mnist/1/3/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/scattering.py --out FILE --search --cells 'mnist/.*'
-    python benchmarks/scattering.py --out FILE --plot PICTURE
+    python benchmarks/scattering.py --out FILE --plot PICTURE [--patches FILE]
 
 A small network on the fixed wavelet features of Tramèr & Boneh (2021), https://arxiv.org/abs/2011.11660. A cell is
 data/sites/epsilon/seed. One site is DP-SGD on all records (delta 1e-5, add-or-remove; replace-one is printed beside
@@ -10,6 +10,7 @@ it); several sites share the noise (distributed-dp-sgd), against the server and 
 
 `--search` tries the grid at epsilon 3. No data set's own figures chose its settings: those for Fashion-MNIST are the
 best on MNIST, and those for MNIST and CIFAR-10 the best on Fashion-MNIST. Cells that FILE holds are not run again.
+`--patches` adds what benchmarks/patch_features.py wrote to the picture.
 """
 
 from __future__ import annotations
@@ -102,20 +103,25 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
     } | (shared if sites > 1 else {"per_step.noise_multiplier": noise}), spent(noise, rate, steps)
 
 
-def plot(lines: list[dict[str, Any]], path: Path) -> None:
+def plot(lines: list[dict[str, Any]], patches: list[dict[str, Any]], path: Path) -> None:
     """Accuracy against proven epsilon, a panel for each data set; published results are hollow."""
     from matplotlib.figure import Figure
 
-    sheet = Figure(figsize=(11, 3.6), layout="constrained")
+    sheet = Figure(figsize=(11, 3.9), layout="constrained")
     for axes, name in zip(sheet.subplots(1, len(DATA)), DATA, strict=True):
-        for sites, colour in zip(SITES, ("#0f766e", "#4338ca"), strict=True):
+        for (label, mark, of_it), sites in itertools.product(
+            (("scattering", "o-", lines), ("patches", "D-", patches)), SITES
+        ):
             found = [
-                [line["accuracy"] for line in lines if line["cell"].startswith(f"{name}/{sites}/{epsilon}/")]
+                [line["accuracy"] for line in of_it if line["cell"].startswith(f"{name}/{sites}/{epsilon}/")]
                 for epsilon in EPSILONS
             ]
-            label = "all records in one place" if sites == 1 else f"{sites} sites that share the noise"
-            axes.plot(EPSILONS, [sum(each) / len(each) for each in found], "o-", color=colour, label=label)
-            axes.vlines(EPSILONS, [min(each) for each in found], [max(each) for each in found], color=colour)
+            if all(found):
+                colour = "#0f766e" if sites == 1 else "#4338ca"
+                place = "all records in one place" if sites == 1 else f"{sites} sites that share the noise"
+                means = [sum(each) / len(each) for each in found]
+                axes.plot(EPSILONS, means, mark, color=colour, label=f"{label}, {place}", markersize=5)
+                axes.vlines(EPSILONS, [min(each) for each in found], [max(each) for each in found], color=colour)
         for (label, points), mark in zip(PUBLISHED.items(), "vs^", strict=True):
             there = points.get(name, {})
             axes.plot([*there], [*there.values()], mark, color="#be185d", markerfacecolor="none", label=label)
@@ -123,7 +129,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     sheet.axes[0].set_ylabel("accuracy on the test set")
-    sheet.legend(*sheet.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    sheet.legend(*sheet.axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     sheet.savefig(path, dpi=130)
 
 
@@ -133,12 +139,16 @@ def main() -> None:
     parser.add_argument("--cells", default=".*", help="a regular expression for whole names")
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
+    parser.add_argument("--patches", type=Path, metavar="FILE", help="lines of patch_features.py to draw beside them")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    lines, patches = (
+        [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+        for path in (given.out, given.patches)
+    )
     if given.plot:
-        return plot(lines, given.plot)
+        return plot(lines, patches, given.plot)
     done = {line["cell"] for line in lines}
     held: dict[str, Dataset] = {}
     for cell, chosen in cells(given.search):
