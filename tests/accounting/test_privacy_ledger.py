@@ -89,6 +89,18 @@ def test_what_no_line_says_is_not_proven(tmp_path: Path) -> None:
         assert loud.because == "the server sees each update"
 
 
+def test_an_old_charge_that_no_theorem_covers_proves_nothing(tmp_path: Path) -> None:
+    """An earlier version took it for one: budgets, private selections and live figures read it here."""
+    shuffled = Charge("client", "release", Sampled("shuffled", 0.1, Gaussian(2)), "zero-out")
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin("runs/1", "of-a-plug-in", "c0ffee")
+        ledger.intend(1, [shuffled])
+        assert ledger.charged[0].charges == (shuffled,)
+        assert "no theorem covers shuffled" in (
+            accountants.unbounded(ledger.charged_event("client", "release")) or ""
+        )
+
+
 def test_nothing_is_committed_that_was_not_charged(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         with pytest.raises(LedgerError, match="no open intent"):

@@ -14,7 +14,7 @@ from shoal.accounting.accountants import epsilon
 from shoal.accounting.calibration import Budget
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, Unbounded
 from shoal.accounting.leaves import leaves, without_sampler
-from shoal.accounting.privacy_ledger import Ledger, verify
+from shoal.accounting.privacy_ledger import Charge, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
@@ -100,6 +100,19 @@ def test_a_plan_with_less_than_was_agreed_is_refused(tmp_path, requirements, nam
     with pytest.raises(Refused, match=words):
         site_ledger.agree(*plan(noise, name), seeded=False)
     assert site_ledger.rounds == 0
+    site_ledger.close()
+
+
+def test_a_budget_on_which_no_theorem_bounds_an_earlier_run_pays_for_nothing_more(tmp_path):
+    """What an earlier version charged for a method of another package."""
+    path = tmp_path / "ledger.jsonl"
+    SiteLedger(path, "site", Requirements(), "client").close()
+    with Ledger(path) as ledger:
+        ledger.intend(1, [Charge("client", "release", Sampled("shuffled", 0.1, Gaussian(50.0)), "zero-out")])
+    site_ledger = SiteLedger(path, "site", Requirements(epsilon=50.0), "client")
+    assert site_ledger.epsilon() is None
+    with pytest.raises(Refused, match="owner's 50"):
+        site_ledger.agree(*plan(1.633), seeded=False)
     site_ledger.close()
 
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.accounting.events import BySize, Gaussian, TwoLevel, Unbounded
+from shoal.accounting.events import BySize, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.theorems import IN_SIGHT
 from shoal.algorithms import algorithm
-from shoal.algorithms.charges import PAIRS, event, proves
+from shoal.algorithms.charges import AS_ONE_RECORD, PAIRS, event, proves
 from shoal.attacks.observe import Victims, observe
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
@@ -27,7 +28,16 @@ from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
 from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
-from shoal.mechanisms.mechanism import GradientClip, RoundNoise, StepMechanism, UpdateMechanism, altered
+from shoal.mechanisms.gaussian import StepNoise
+from shoal.mechanisms.mechanism import (
+    ADJACENCIES,
+    RAW,
+    GradientClip,
+    RoundNoise,
+    StepMechanism,
+    UpdateMechanism,
+    altered,
+)
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
 from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, Records
 from shoal.mechanisms.schedules import parse
@@ -386,3 +396,56 @@ def test_squares_come_with_the_names_of_their_layers(way):
     vector = tape.records()[0, 0].double()
     wanted = torch.stack([vector[place].square().sum() for place in map(made.layout.named_layers.get, tape.layers)])
     torch.testing.assert_close(tape.squares()[:, 0, 0], wanted)
+
+
+@dataclass(frozen=True)
+class ForgetfulNoise(GaussianNoise):
+    """Noise on the sum that states one cost, whoever observes."""
+
+    def event(self, round, unit, observer):
+        return round.on_sum(unit, self.multiplier(*round.when))
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_noise_on_the_sum_proves_nothing_to_a_server_that_sees_updates_or_who_takes_part(unit):
+    """The sampling of its client amplifies the privacy of a record too, and the server sees that."""
+    setting = replace(SETTING, clients=100)
+    record = replace(algorithm("trusted-curator"), clients=Clients("poisson", 10), per_round=ForgetfulNoise(2.0))
+    assert isinstance(event(record, setting, 0, unit, "release"), Sampled)
+    assert event(record, setting, 0, unit, "server") == RAW
+    shared = replace(record, per_round=ForgetfulNoise(2.0, at="shared"))
+    assert event(shared, setting, 0, unit, "server") == Unbounded(IN_SIGHT)
+
+
+@dataclass(frozen=True)
+class ForgetfulSteps(StepNoise):
+    """Noise in steps that states one cost, whatever the unit."""
+
+    def event(self, round, unit, observer):
+        return Gaussian(self.multiplier(*round.when, round.records.batch))
+
+
+@pytest.mark.parametrize("most", [1, 5])
+def test_steps_that_are_charged_as_for_one_record_prove_nothing_for_a_client_or_several_records(most):
+    record = replace(cut(RECORDS), per_step=ForgetfulSteps(2.0), records=Records("poisson", 5, max_per_user=most))
+    said = {unit: event(record, replace(SETTING, user_columns=1), 0, unit, "server") for unit in ADJACENCIES}
+    assert said["record"] == Gaussian(2.0)
+    assert said["client"] == Unbounded(f"{AS_ONE_RECORD} client")
+    assert said["user"] == (Gaussian(2.0) if most == 1 else Unbounded(f"{AS_ONE_RECORD} user"))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "with-replacement", "random-allocation"])
+def test_a_record_has_no_claim_by_a_sampling_of_its_client_that_no_theorem_covers(kind):
+    def amplified(self, event, rate, remembers):
+        return Sampled(kind, rate, event, 4 if kind == "with-replacement" else None)
+
+    clients = altered(Clients("poisson", 10), amplified=amplified)
+    found = event(replace(UPDATES, clients=clients), replace(SETTING, clients=100), 0, "record", "release")
+    assert isinstance(found, Unbounded)
+
+
+def test_an_event_that_no_accountant_knows_is_refused():
+    """Else it would cost nothing."""
+    strange = altered(Clients("poisson", 3), amplified=lambda self, *given: object())
+    with pytest.raises(ConfigError, match="no accountant knows the event"):
+        event(replace(UPDATES, clients=strange), SETTING, 0, "client", "release")

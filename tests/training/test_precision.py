@@ -263,6 +263,23 @@ def test_onednn_is_not_asked_for_bf16_that_it_does_not_have(precision, has, monk
     assert torch.backends.mkldnn.enabled == before
 
 
+def test_switches_are_as_before_where_setting_them_fails(monkeypatch):
+    def fails():
+        raise RuntimeError("cannot be asked")
+
+    monkeypatch.setattr("shoal.precision._onednn_has_bf16", fails)
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.allow_tf32 = False
+        with pytest.raises(RuntimeError, match="cannot be asked"), computing("bf16"):
+            raise AssertionError("it is not entered")
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", False)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+        torch.set_float32_matmul_precision("highest")
+
+
 def each_switch():
     mkldnn, cudnn = torch.backends.mkldnn, torch.backends.cudnn
     return [torch.backends.cuda.matmul, mkldnn.matmul, mkldnn.conv, cudnn.conv, cudnn.rnn]

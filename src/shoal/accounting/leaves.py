@@ -23,6 +23,7 @@ from shoal.accounting.events import (
     Unbounded,
     require,
 )
+from shoal.errors import ConfigError
 
 
 def leaves(event: Event) -> dict[Leaf, int]:
@@ -120,6 +121,8 @@ def _walk(event: Event, times: int, counts: Counter[Leaf | BySize]) -> None:
             _walk_sampled(event, times, counts)
         case Gaussian() | SampledUser() | Allocated() | Unbounded() | BySize() | SamplerError():
             counts[event] += times
+        case _:  # of another package: it must not cost nothing
+            raise ConfigError(f"no accountant knows the event {event!r}")
 
 
 def _walk_repeated(event: Repeat, times: int, counts: Counter[Leaf | BySize]) -> None:

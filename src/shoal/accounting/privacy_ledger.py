@@ -17,15 +17,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 from shoal import release
 from shoal.accounting import hash_chain
 from shoal.accounting.claims import Observer, Unit, check_observer, check_unit
 from shoal.accounting.events import NOTHING, Compose, Event, Unbounded, from_json
 from shoal.accounting.hash_chain import START, Line, Verification, verify
+from shoal.accounting.theorems import Adjacency, refused
 from shoal.errors import ConfigError, LedgerError
 from shoal.files import FULL, fix_of, sync_folder
 from shoal.renamed import current
@@ -53,6 +55,14 @@ class Charge:
         """The fields as JSON values."""
         written = {"unit": self.unit, "observer": self.observer, "event": self.event.to_json()}
         return written if self.adjacency is None else written | {"adjacency": self.adjacency}
+
+    @cached_property
+    def covered(self) -> Event:
+        """The event, or that no theorem covers it: an earlier version may have charged it all the same."""
+        if self.adjacency not in get_args(Adjacency):
+            return self.event
+        because = refused(self.event, self.unit, cast(Adjacency, self.adjacency), self.observer)
+        return self.event if because is None else Unbounded(because)
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ class Record:
         """Everything charged to a unit as an observer sees it; a round that does not say proves nothing."""
         events: list[Event] = []
         for intent in self.charged:
-            found = [c.event for c in intent.charges if c.unit == unit and c.observer == observer]
+            found = [c.covered for c in intent.charges if c.unit == unit and c.observer == observer]
             if not found:
                 return Unbounded(f"the ledger does not say what round {intent.round} did to this {unit}")
             events += found

@@ -188,20 +188,29 @@ def counted(event: Event, adjacency: Adjacency) -> dict[int, dict[Leaf, int]]:
     """
     if adjacency not in get_args(Adjacency):
         raise ConfigError(f"no adjacency is called '{adjacency}'{nearest(adjacency, get_args(Adjacency))}")
-    for scheme in _schemes(event):
-        if refused := _SECRET[scheme, adjacency].refused:
-            others = [each for each in ("replace-one", "zero-out") if not _SECRET[scheme, each].refused]
-            raise ConfigError(
-                f"{scheme} sampling under {adjacency} is not accounted: {refused}; "
-                f"take {' or '.join(others)} as the adjacency (--adjacency)"
-            )
+    for scheme, why in _unaccounted(event, adjacency):
+        others = [each for each in ("replace-one", "zero-out") if not _SECRET[scheme, each].refused]
+        raise ConfigError(
+            f"{scheme} sampling under {adjacency} is not accounted: {why}; "
+            f"take {' or '.join(others)} as the adjacency (--adjacency)"
+        )
     return by_size(event)
 
 
 def refused(event: Event, unit: Unit, adjacency: Adjacency, observer: Observer) -> str | None:
     """Why no theorem covers what happened to this unit, for this observer; None where one does."""
-    clients = refused_for_clients(event, adjacency, observer) if unit == "client" else None
-    return clients or amplified_in_sight(event, unit, observer)
+    if unit == "client":
+        because = refused_for_clients(event, adjacency, observer)
+    else:
+        because = next((why for _, why in _unaccounted(event, adjacency)), None)
+    return because or amplified_in_sight(event, unit, observer)
+
+
+def _unaccounted(event: Event, adjacency: Adjacency) -> Iterator[tuple[str, str]]:
+    """The schemes in an event that have no theorem under this adjacency, and why."""
+    for scheme in _schemes(event):
+        if refused := _SECRET[scheme, adjacency].refused:
+            yield scheme, refused
 
 
 def refused_for_clients(event: Event, adjacency: Adjacency, observer: Observer) -> str | None:

@@ -26,6 +26,7 @@ from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import (
     ADJACENCIES,
     COUNTED,
+    RAW,
     UNCLIPPED,
     GradientClip,
     Round,
@@ -45,6 +46,7 @@ USERS_IN_STEPS = Unbounded(
 )
 COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
 OTHER_UNIT = "the noise is not in units of what is clipped: one is for a record, the other for a client"
+AS_ONE_RECORD = "the noise of a step is charged as for one record, and several may change with a"
 ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -129,9 +131,14 @@ def _decided(
     def event_at(other: int) -> Event:
         return _of_round(algorithm.round(setting, other, again, history), algorithm, unit, observer)[1]
 
-    boundary = _of_round(algorithm.round(setting, t, again, history), algorithm, unit, observer)[0]
+    round = algorithm.round(setting, t, again, history)
+    boundary = _of_round(round, algorithm, unit, observer)[0]
     found = algorithm.clients.charged(event_at, t, setting.rounds, setting.clients, unit, again)
-    because = refused(found, unit, ADJACENCIES[unit], observer)
+    # noise on updates is amplified by the sampling of clients, for a record too
+    sampled: Unit = "client" if boundary == "updates" and not algorithm.sums_gradients else unit
+    because = refused(found, sampled, ADJACENCIES[unit], observer)
+    if because is None and boundary == "per_step" and _as_one_record(round, found, unit, observer):
+        because = f"{AS_ONE_RECORD} {unit}"
     return boundary, found if because is None else Unbounded(because)
 
 
@@ -172,7 +179,12 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
         if reason is not None:
             return Unbounded(reason)
     noise = algorithm.per_round.multiplier(*round.when) if algorithm.per_round is not None else math.inf
-    return _paid(algorithm.per_update.event(round, unit, observer), algorithm.per_update, noise, round.cohort)
+    found = _paid(algorithm.per_update.event(round, unit, observer), algorithm.per_update, noise, round.cohort)
+    by_clients = algorithm.per_update.draws_noise or (
+        algorithm.per_round is not None and algorithm.per_round.at == "shared"
+    )
+    seen = observer == "server" and (algorithm.per_update.leaves_raw or not by_clients)
+    return RAW if seen and not isinstance(found, Unbounded) else found
 
 
 def _on_steps(round: Round, unit: Unit, observer: Observer) -> Event:
@@ -180,6 +192,12 @@ def _on_steps(round: Round, unit: Unit, observer: Observer) -> Event:
     assert round.per_step is not None
     found, batch = round.per_step.event(round, unit, observer), round.records.batch
     return _paid(found, round.per_record, round.per_step.multiplier(*round.when, batch), batch)
+
+
+def _as_one_record(round: Round, found: Event, unit: Unit, observer: Observer) -> bool:
+    """Is the same charged for a unit of several records as for one of them?"""
+    several = unit == "client" or (unit == "user" and round.records.max_per_user != 1)
+    return several and not isinstance(found, Unbounded) and found == _on_steps(round, "record", observer)
 
 
 def _paid(event: Event, clip: GradientClip | UpdateMechanism | None, noise: float, units: float) -> Event:

@@ -491,7 +491,7 @@ def _hidden(charge: Charge) -> bool:
 def _wanted(charged: tuple[Charge, ...], pair: tuple[Unit, Observer]) -> Event:
     for charge in charged:
         if _of(charge, pair):
-            return charge.event
+            return charge.covered
     return Unbounded(f"the algorithm makes no claim for a {pair[0]} against the {pair[1]}")
 
 

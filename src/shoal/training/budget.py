@@ -173,7 +173,7 @@ class Spending:
             pair = charge.unit, charge.observer
             try:
                 if pair in self._running:
-                    self._running[pair].add(charge.event)
+                    self._running[pair].add(charge.covered)
             except ConfigError:  # RDP does not support this event: PLD reports its cost at the end
                 del self._running[pair]
 
