@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.accounting import accountants, checker
-from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs
+from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs, work
 from shoal.accounting.events import (
     _KINDS,
     NOTHING,
@@ -253,3 +253,63 @@ def test_a_nesting_that_is_too_deep_is_bad_input(tmp_path: Path, monkeypatch: py
     (tmp_path / "certificate.json").write_text(json.dumps(held | {"digest": certificate_file.digest_of(held)}))
     with pytest.raises(checker.BadInput, match="RecursionError"):
         checker.check(tmp_path / "certificate.json")
+
+
+POISSON = Sampled("poisson", 0.5, Gaussian(1.0))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Repeat(POISSON, 10**15),
+        Repeat(Sampled("poisson", 1e-9, Gaussian(1e3)), 10**15),
+        Sampled("poisson", 0.5, Gaussian(1e-3)),
+        Compose(tuple(Sampled("poisson", 0.5, Gaussian(0.01 + place * 1e-6)) for place in range(1000))),
+        Compose(tuple(TwoLevel(0.5, 0.3, 10**6 + place, 1.0) for place in range(200))),
+        BySize(TwoLevel(0.5, 0.5, 6000, 1.0), tuple((size, 0.5, size) for size in range(1, 5000))),
+        TwoLevel(0.5, 0.5, 10**15, 1.0),
+        Allocated(tuple((2.0 + place * 1e-6, 1) for place in range(1000))),
+        Allocated(((2.0, 10**15),) * 2),
+        Sampled("with-replacement", 1.0, Gaussian(0.01), 10**6),
+        Sampled("poisson", 0.5, Repeat(Sampled("poisson", 0.5, Repeat(POISSON, 10**5)), 10**5)),
+        Compose((Gaussian(1.0),) * 300_000),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_takes_too_much_work_is_refused_before_it_is_done(event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is counted before it is done; a fifth of the usual amount keeps this test short."""
+    monkeypatch.setattr(work, "MOST", work.MOST / 5)
+    line = claimed(event.to_json(), "record", epsilon=1e9)
+    assert line.verdict == "unknown"
+    assert "too much work" in line.words or "dp-accounting cannot compute this" in line.words
+
+
+def test_all_claims_of_a_certificate_share_its_work() -> None:
+    """And what several observers see is computed once."""
+    chain = {"events": [{"event": GRID["poisson"].to_json(), "times": 1}], "distance": 0.0}
+    claim = {"unit": "record", "epsilon": 9.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None}
+    allowed = work.Work()
+    left = []
+    for observer in claim_figures.OBSERVERS:
+        assert claim_figures.claim_line(claim | {"observer": observer, "chain": chain}, allowed).verdict == "yes"
+        left.append(allowed.left)
+    assert work.MOST > left[0] == left[1] == left[2]
+    allowed.left = 0
+    other = chain | {"events": [{"event": GRID["fixed-size"].to_json(), "times": 1}]}
+    assert claim_figures.claim_line(claim | {"observer": "release", "chain": other}, allowed).verdict == "unknown"
+
+
+@pytest.mark.slow
+def test_a_schedule_of_a_thousand_noises_agrees_with_the_accountant() -> None:
+    """Both gather such noises in bins, and round them down."""
+    schedule = Compose(tuple(Sampled("poisson", 0.1, Gaussian(1 + place / 1000)) for place in range(1000)))
+    said = accountants.epsilon(schedule, 1e-5, adjacency="replace-one")
+    assert said.epsilon is not None
+    assert recomputed(schedule, "replace-one", 1e-5, said.epsilon).epsilon == pytest.approx(said.epsilon, rel=5e-4)
+
+
+def test_a_strangers_words_stay_in_their_line() -> None:
+    line = certificate_file.Line("yes", "client, release", "nothing\nyes \x1b[2Jx: " + "9" * 10_000)
+    said = checker.shown([line]).splitlines()
+    assert len(said) == 2
+    assert all(each.isprintable() and len(each) < 1100 for each in said)

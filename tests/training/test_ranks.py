@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.mechanisms.correlated import PAST
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
@@ -210,15 +210,39 @@ def test_one_process_is_alone_whatever_a_cluster_calls_its_world(said, monkeypat
     assert ranks.planned() == ranks.join() == Ranks(0, 1)
 
 
-def test_a_rank_that_finds_nobody_gives_up_in_one_line(monkeypatch):
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 32 vs 16",
+        "The server socket has failed to listen on any local network address. name: EADDRINUSE",
+    ],
+)
+def test_an_error_that_is_no_lost_connection_is_named(cause):
+    with pytest.raises(RunError, match="rank 2 of 4 failed beside rank 3: ") as failed, Ranks(2, 4)._talking(3):
+        raise RuntimeError(f"{cause}\nException raised from somewhere in C++")
+    assert not isinstance(failed.value, Lost)
+    assert str(failed.value).endswith(cause.rpartition("] ")[2])
+
+
+@pytest.mark.parametrize(("rank", "other"), [(1, "rank 0"), (0, "ranks 1 to 2")])
+def test_a_rank_that_finds_nobody_says_what_it_waits_for_and_gives_up_in_one_line(rank, other, monkeypatch, capfd):
     """Rank 0 may have died before this one had loaded torch: who waits for it waits in vain."""
-    assert ranks.MEETING.total_seconds() <= 300
-    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=0.1))
-    said = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    for name, value in said.items():
+    assert ranks.MEETING.total_seconds() <= 120
+    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(ranks, "QUIET", 0.01)
+    port = str(free_port())
+    for name, value in {
+        "RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Lost, match="rank 0 of 2 has gone"):
+    with pytest.raises(Lost, match=f"rank {rank} of 3 has not met {other} at 127.0.0.1:{port} within 1 seconds"):
         ranks.join()
+    waits = f"shoal: rank {rank} of 3 waits for {other} at 127.0.0.1:{port}, for 1 seconds at most"
+    assert waits in capfd.readouterr().err.splitlines()
 
 
 def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,10 @@ def command(
     public_key: Annotated[
         Path | None, typer.Option(help="With --check: the key that must have signed, as a .pub or PEM file.")
     ] = None,
+    work: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="With --check: do up to N times as much work as usual."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the certificate of a run: claims, how they follow, assumptions, hashes, a signature. Or check one.
@@ -41,9 +46,9 @@ def command(
     evidence = {"ledger": ledger, "config": config, "model": model, "public_key": public_key}
     if check:
         _refuse({"out": out, "key": key, "password_file": password_file}, "makes a certificate: leave out --check")
-        _check(run, evidence, sites, as_json)
+        _check(run, evidence, sites, 1.0 if work is None else work, as_json)
     else:
-        _refuse(evidence, "is for --check")
+        _refuse({**evidence, "work": work}, "is for --check")
         _certify(run, out or run, key, password_file, sites, as_json)
 
 
@@ -65,7 +70,7 @@ def _certify(
         typer.echo("UNSIGNED: sign it with --key (`shoal keys operator` makes one)")
 
 
-def _check(path: Path, evidence: dict[str, Path | None], sites: dict[str, Path], as_json: bool) -> None:
+def _check(path: Path, evidence: dict[str, Path | None], sites: dict[str, Path], work: float, as_json: bool) -> None:
     from shoal.accounting import checker
 
     if path.is_dir():
@@ -74,7 +79,7 @@ def _check(path: Path, evidence: dict[str, Path | None], sites: dict[str, Path],
         evidence = evidence | {name: evidence[name] or file for name, file in found.items()}
         path = path / "certificate.json"
     try:
-        lines = checker.check(path, **evidence, sites=sites)
+        lines = checker.check(path, **evidence, sites=sites, work=work)
     except checker.BadInput as error:
         raise ConfigError(str(error)) from None
     if as_json:
@@ -95,6 +100,6 @@ def _sites(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def _refuse(options: dict[str, Path | None], why: str) -> None:
+def _refuse(options: Mapping[str, object], why: str) -> None:
     if given := [name for name, value in options.items() if value is not None]:
         raise ConfigError(f"--{given[0].replace('_', '-')} {why}")

@@ -54,7 +54,7 @@ REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
 LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
 COMPARED = "compared.json"
-MOST_REPEATS = 10**6  # rounds that a coordinator ran again, in one run
+MOST_REPEATS = 10_000  # rounds that a coordinator ran again, in one run; the cost of many more takes seconds
 
 
 @dataclass(frozen=True)

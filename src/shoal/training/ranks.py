@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,8 +32,9 @@ from shoal.training.engine_settings import cores
 
 PATIENCE = timedelta(days=30)
 """How long a rank waits for another that is alive; one that dies is noticed at once."""
-MEETING = timedelta(minutes=5)
-"""How long a rank looks for rank 0, or for torchrun: longer, and it would outlive one that died at the start."""
+MEETING = timedelta(minutes=2)
+"""How long ranks look for each other, with nothing but imports before: one that died at the start never comes."""
+QUIET = 5.0  # seconds after which a rank says that it waits
 FAREWELL = 2.0  # seconds in which a rank can hear that the run has ended
 LOOPBACK = "127.0.0.1"
 GOODBYE = 1  # the tag of what rank 0 sends when it ends by itself: it has arrived before its connections are closed
@@ -172,11 +174,22 @@ class Ranks:
         except RuntimeError as error:
             if other is None and self.count == 2:
                 other = 1 - self.rank
-            who = "another rank" if other is None else f"rank {other}"
+            who, why = "another rank" if other is None else f"rank {other}", _first_line(error)
+            if not _BROKEN.search(why):
+                raise RunError(f"rank {self.rank} of {self.count} failed beside {who}: {why}") from error
             raise Lost(
-                f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
+                f"{who} of {self.count} has gone: its process was killed, or its machine or network failed ({why})",
                 silent=self.rank > 1 or (self.rank == 1 and _rank_0_ends_by_itself()),
             ) from error
+
+
+_BROKEN = re.compile("connection|by peer|broken pipe|timed ?out|timeout|remote process exited", re.I)
+"""What gloo, NCCL and the store say where nobody answers; all else that fails in them is no sign of that."""
+
+
+def _first_line(error: RuntimeError) -> str:
+    """What an error says, without the place in C++ where it comes from."""
+    return re.sub(r"^\[[^\]]*\] ", "", (str(error).splitlines() or [""])[0]) or type(error).__name__
 
 
 _goodbyes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the one that may come, of a process group
@@ -240,12 +253,57 @@ def join() -> Ranks:
     ranks = planned()
     if ranks.count > 1 and not dist.is_initialized():
         with ranks._talking(0 if ranks.rank else None):
-            store: Store = next(rendezvous("env://", timeout=MEETING))[0]
+            store = _met(ranks)
             store.set_timeout(PATIENCE)
             _begin(store, ranks)
     if ranks.rank and dist.group.WORLD not in _goodbyes:
         _listen_for_goodbye()
     return ranks
+
+
+def _met(ranks: Ranks) -> Store:
+    """The store in which ranks meet, at MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        Lost: A rank has not come in time.
+    """
+    last = ranks.count - 1
+    who = "rank 0" if ranks.rank else "rank 1" if last == 1 else f"ranks 1 to {last}"
+    where = ":".join(os.environ.get(f"MASTER_{name}", "?") for name in ("ADDR", "PORT"))
+    patience = f"{MEETING.total_seconds():g} seconds"
+    waits = f"shoal: rank {ranks.rank} of {ranks.count} waits for {who} at {where}, for {patience} at most"
+    said = Timer(QUIET, print, [waits], {"file": sys.stderr, "flush": True})
+    said.daemon = True
+    said.start()
+    try:
+        if ranks.rank:
+            _wait_for(where)
+        store: Store = next(rendezvous("env://", timeout=MEETING))[0]
+        return store
+    except (RuntimeError, TimeoutError) as error:
+        if isinstance(error, RuntimeError) and not _BROKEN.search(str(error)):
+            raise
+        raise Lost(
+            f"rank {ranks.rank} of {ranks.count} has not met {who} at {where} within {patience}: start all ranks, "
+            f"with the same MASTER_ADDR and MASTER_PORT"
+        ) from error
+    finally:
+        said.cancel()
+
+
+def _wait_for(where: str) -> None:
+    """Until someone listens there: the store's own wait takes twice as long as it is told, with a stack of C++."""
+    address, _, port = where.rpartition(":")
+    until = time.monotonic() + MEETING.total_seconds()
+    while port.isdecimal():  # else torch says what is missing
+        try:
+            socket.create_connection((address, int(port)), timeout=max(0.1, until - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise TimeoutError(where) from error
+            time.sleep(0.2)
+        else:
+            return
 
 
 def leave() -> None:

@@ -1,7 +1,7 @@
 """Check a certificate of `shoal certify` without Shoal: this folder imports nothing of it, and runs by itself.
 
     pip install dp-accounting cryptography
-    python -m checker certificate.json [--ledger F] [--config F] [--model F] [--public-key F] [--site NAME=F]
+    python -m checker certificate.json [--ledger F] [--config F] [--model F] [--public-key F] [--site NAME=F] ...
 
 It reads the ledger's hash chain, counts the events, and computes every epsilon anew from the events' JSON. Shoal
 composes curves of its own; this takes dp-accounting's privacy loss distributions, or the closed form where all noise
@@ -13,6 +13,7 @@ is Gaussian without sampling. Every figure is an upper bound.
     event_costs          what each kind of event costs: one function each, under all of its fields
     loss_distributions   pairs of distributions, and their composition
     block_ratio          the ratio of densities where a unit enters one round of a block
+    work                 how much a certificate may ask for
 
 Exit code 0: every line that could be compared holds. 1: a line does not hold, or cannot be checked. 2: bad input.
 """
@@ -26,9 +27,11 @@ from pathlib import Path
 from .certificate_file import FORMAT, BadInput, Line, digest_line, file_line, read_bytes, refuse, signature_line
 from .charged_rounds import ledger_lines, site_lines
 from .claim_figures import claim_line
+from .work import Work
 
 __all__ = ["BadInput", "Line", "check", "holds", "shown"]
 
+LONGEST = 1000  # characters of a line
 _MARKS = {"yes": "yes", "no": "NO", "unknown": "?", "absent": "-"}
 
 
@@ -39,9 +42,13 @@ def check(
     model: Path | None = None,
     public_key: Path | None = None,
     sites: Mapping[str, Path] | None = None,
+    work: float = 1.0,
 ) -> list[Line]:
-    """Check a certificate against these files; what is not given is said to be `absent`."""
-    raw = read_bytes(path)
+    """Check a certificate against these files; what is not given is said to be `absent`.
+
+    `work`: how many times as much is done for it as usual, before it is left unchecked.
+    """
+    raw, allowed = read_bytes(path), Work(work)
     try:
         held = json.loads(raw.decode("utf-8"), parse_constant=refuse)
         if held["format"] != FORMAT:
@@ -52,10 +59,10 @@ def check(
         return [
             digest_line(held, raw),
             signature_line(held, public_key),
-            *(claim_line(claim) for claim in held["claims"]),
+            *(claim_line(claim, allowed) for claim in held["claims"]),
             file_line("configuration", held["hashes"]["config"], config),
             file_line("model", held["hashes"]["model"], model),
-            *ledger_lines(held, ledger),
+            *ledger_lines(held, ledger, allowed),
             *site_lines(held, sites or {}),
         ]
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
@@ -69,7 +76,14 @@ def holds(lines: list[Line]) -> bool:
 
 def shown(lines: list[Line]) -> str:
     """The lines, and the answer in one."""
-    return "\n".join([*(f"{_MARKS[line.verdict]:<4}{line.what}: {line.words}" for line in lines), verdict(lines)])
+    said = [*(f"{_MARKS[line.verdict]:<4}{line.what}: {line.words}" for line in lines), verdict(lines)]
+    return "\n".join(map(_printable, said))
+
+
+def _printable(words: str) -> str:
+    """One line: a stranger's words must neither end it nor draw on the terminal."""
+    short = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return "".join(each if each.isprintable() else "?" for each in short)
 
 
 def verdict(lines: list[Line]) -> str:

@@ -15,10 +15,11 @@ def main() -> int:
     for name in ("ledger", "config", "model", "public-key"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--site", action="append", default=[], metavar="NAME=LEDGER")
+    parser.add_argument("--work", type=float, default=1.0, metavar="N", help="N times as much as usual")
     given = parser.parse_args()
     try:
         sites = {name: Path(file) for name, _, file in (each.partition("=") for each in given.site)}
-        lines = check(given.certificate, given.ledger, given.config, given.model, given.public_key, sites)
+        lines = check(given.certificate, given.ledger, given.config, given.model, given.public_key, sites, given.work)
     except BadInput as error:
         print(f"checker: {error}", file=sys.stderr)
         return 2

@@ -11,9 +11,10 @@ from typing import Any
 
 from .certificate_file import Line, canonical, read_bytes, refuse
 from .event_costs import Event, Unknown, field_of, whole
+from .work import TooMuch, Work, too_much
 
 
-def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
+def ledger_lines(held: Mapping[str, Any], path: Path | None, work: Work) -> Iterator[Line]:
     head, count = held["hashes"]["ledger"]["head"], held["hashes"]["ledger"]["lines"]
     if path is None:
         yield Line("absent", "ledger", "not given: that its events are those of the certificate was not checked")
@@ -27,10 +28,10 @@ def ledger_lines(held: Mapping[str, Any], path: Path | None) -> Iterator[Line]:
         yield Line("no", "ledger", f"{path} has {len(lines)} lines and another head than the {count} certified ones")
         return
     yield Line("yes", "ledger", f"{path} is intact: {count} lines, head {head[:16]}")
-    yield from _contents(held, lines)
+    yield from _contents(held, lines, work)
 
 
-def _contents(held: Mapping[str, Any], lines: list[dict[str, Any]]) -> Iterator[Line]:
+def _contents(held: Mapping[str, Any], lines: list[dict[str, Any]], work: Work) -> Iterator[Line]:
     if (because := _unread(lines)) is not None:
         yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {because}")
     opened = next((line for line in lines if line["kind"] == "open"), {})
@@ -45,7 +46,10 @@ def _contents(held: Mapping[str, Any], lines: list[dict[str, Any]]) -> Iterator[
     for claim in held["claims"]:
         if claim["epsilon"] is not None:
             try:
+                work.take(100 * len(rounds), "so many claims and rounds")
                 yield counted_line(claim, rounds)
+            except TooMuch as error:
+                yield Line("unknown", "ledger", too_much(error))
             except Unknown as error:
                 yield Line("unknown", "ledger", f"cannot be checked: this checker does not know {error}")
 

@@ -18,6 +18,8 @@ from .block_ratio import TAILS, mean_ratio
 from .loss_distributions import Grid, Pld, Total, amplified, both_ways, gaussian, halves, spread
 
 Event = Mapping[str, Any]
+AVERAGED = 200_000  # units of work of a mean of two ratios
+INSIDE = 0.1  # the effort of a pair that is made of another as a whole
 
 
 class Unknown(Exception):
@@ -70,7 +72,7 @@ def reads(name: str, **fields: Test) -> Callable[[Cost], Cost]:
 
 def field_of(event: Event, key: str, test: Test) -> Any:
     if not test(event[key]):
-        raise Unknown(f"{key} {event[key]!r}")
+        raise Unknown(f"{key} {event[key]!r:.60}")
     return event[key]
 
 
@@ -87,6 +89,7 @@ def checked(event: Event) -> Event:
 
 def add(event: Event, times: int, total: Total) -> None:
     """Add an event that happened so many times."""
+    total.work.take(10 + sum(len(event.get(key) or ()) for key in ("uses", "rounds")), "so many events")
     right = checked(event)
     if times:
         EVENTS[right["event"]][0](right, times, total)
@@ -118,7 +121,7 @@ def _sampled(event: Event, times: int, total: Total) -> None:
 
 def _within(event: Event, total: Total) -> Total:
     """An event inside another, by itself."""
-    inner = Total(total.adjacency, total.records)
+    inner = Total(total.adjacency, total.records, total.work)
     add(event, 1, inner)
     if inner.distance:
         raise Unknown("a sampler's error inside a sampled event")
@@ -128,15 +131,16 @@ def _within(event: Event, total: Total) -> Total:
 def _in_secret(event: Event, times: int, total: Total) -> None:
     kind, rate, within = event["kind"], event["rate"], _within(event["of"], total)
     if kind == "poisson" and total.adjacency != "replace-one" and within.parts:
-        total.put(event, times, lambda grid: amplified(within.composed(grid), rate, grid), within.reach, within.steps)
+        build = lambda grid: amplified(within.composed(grid), rate, grid)  # noqa: E731
+        total.put([event], 1.0, times, build, within.reach, within.steps, INSIDE)
         return
     if within.parts or not within.squares:
         raise Unknown(f"{kind} sampling of this event")
     noise = total.moved / math.sqrt(within.squares)  # of the one Gaussian inside
-    build = {"poisson": _poisson, "fixed-size": _fixed_size, "with-replacement": _drawn}[kind]
+    made = {"poisson": _poisson, "fixed-size": _fixed_size, "with-replacement": _drawn}[kind]
     most = _most_drawn(event) if kind == "with-replacement" else 1
-    reach = 2 * (most / noise) ** 2 + 20 * most / noise
-    total.put(event, times, lambda grid: build(event, noise, total.adjacency, grid), reach)
+    reach, alike = 2 * (most / noise) ** 2 + 20 * most / noise, [kind, rate, event["draws"]]
+    total.put(alike, noise, times, lambda grid: made(event, noise, total.adjacency, grid), reach, effort=most)
 
 
 def _poisson(event: Event, noise: float, adjacency: str, grid: Grid) -> Pld:
@@ -198,7 +202,8 @@ def _sampled_user(event: Event, times: int, total: Total) -> None:
                     noise, moved, chances, value_discretization_interval=grid.step
                 )
 
-        total.put(event, times, build, (most / noise) ** 2 / 2 + 10 * most / noise)
+        reach, alike = (most / noise) ** 2 / 2 + 10 * most / noise, ["sampled-user", records, rate]
+        total.put(alike, noise, times, build, reach, effort=most)
 
 
 @reads("allocated", rounds=rows(NOISE, COUNT))
@@ -215,6 +220,8 @@ def _allocated(event: Event, times: int, total: Total) -> None:
     if reach > 600:  # such little noise: no more than if the round were known, by joint convexity
         total.squares += times * (1 / least) ** 2
         return
+    means = sum(2 * count.bit_length() - 1 for _, count in event["rounds"])
+    total.work.take(AVERAGED * means, "blocks of so many rounds")
     nodes, mass = mean_ratio(event["rounds"], least, reach)
     at, revealed = np.log(nodes[1:]), max(0.0, 1 - float(nodes @ mass))
 
@@ -222,7 +229,7 @@ def _allocated(event: Event, times: int, total: Total) -> None:
         ahead = spread(at, (nodes * mass)[1:], revealed, grid)
         return pld.PrivacyLossDistribution(ahead, spread(-at, mass[1:], float(mass[0]), grid))
 
-    total.put(event, times, build, float(at.max()))
+    total.put([event], 1.0, times, build, float(at.max()), effort=INSIDE)
 
 
 def _block(event: Event) -> Event:
@@ -262,7 +269,8 @@ def _two_level(event: Event, times: int, total: Total) -> None:
             secret = amplified(inner, rate, grid)
             return both_ways(secret, grid) if total.adjacency == "replace-one" else secret
 
-        total.put(event, times, build, reach, max(1.0, rate * within.steps))
+        alike = {key: value for key, value in event.items() if key != "noise"}
+        total.put([alike], event["noise"], times, build, reach, max(1.0, rate * within.steps), INSIDE)
 
 
 @reads("by-size", of=EVENT, uses=rows(whole(0), CHANCE, COUNT))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +13,13 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import log_ndtr, ndtr
 
+from .work import Work
+
 POINTS = 25  # grid points in one standard deviation of the loss of a step: an error of about 1e-4
 COARSEST, MOST_POINTS = 0.05, 1_000_000
 FFT = 1e-15  # what a composition by FFT may lose in delta
+BINS = 100  # of noise: more, as schedules have them, are rounded down
+BUILT, COMPOSED = 4, 0.1  # units of work of a point: of a pair that dp-accounting builds, and of a composition
 
 Pld: TypeAlias = Any
 """dp-accounting's PrivacyLossDistribution, which has no types."""
@@ -31,16 +35,30 @@ class Grid:
 
 
 @dataclass
+class Part:
+    """A pair that was released so many times: what makes it on a grid, and how long that takes.
+
+    `reach` is its largest loss, roughly, and `effort` how many pairs of Gaussians each of its points is made of.
+    """
+
+    build: Callable[[Grid], Pld]
+    times: int
+    reach: float
+    effort: float
+
+
+@dataclass
 class Total:
     """Everything that happened to one unit of a client with `records` records (None: of the worst client)."""
 
     adjacency: str
     records: int | None = None
+    work: Work = field(default_factory=Work)
     squares: float = 0.0  # of the shifts of unsampled Gaussians, which add up to one
     distance: float = 0.0  # of the noise samplers from their distributions
     reach: float = 0.0  # the largest loss of a step, roughly
     steps: float = 0.0
-    parts: dict[str, tuple[Callable[[Grid], Pld], int]] = field(default_factory=dict)
+    parts: dict[str, dict[float, Part]] = field(default_factory=dict)  # alike but for their noise, and by it
 
     @property
     def moved(self) -> float:
@@ -48,27 +66,65 @@ class Total:
         return 2.0 if self.adjacency == "replace-one" else 1.0
 
     def put(
-        self, event: Mapping[str, Any], times: int, build: Callable[[Grid], Pld], reach: float, steps: float = 1.0
+        self,
+        alike: list[Any],
+        noise: float,
+        times: int,
+        build: Callable[[Grid], Pld],
+        reach: float,
+        steps: float = 1.0,
+        effort: float = 1.0,
     ) -> None:
-        """Note that the pair which `build` makes was released so many times."""
-        key = json.dumps([self.records, event], sort_keys=True)
-        self.parts[key] = build, self.parts.get(key, (build, 0))[1] + times
+        """Note that the pair which `build` makes was released so many times; `alike`: all of it but its noise."""
+        kept = self.parts.setdefault(json.dumps([self.records, *alike], sort_keys=True), {})
+        part = kept.setdefault(noise, Part(build, 0, reach, effort))
+        part.times += times
         self.reach, self.steps = max(self.reach, reach), self.steps + times * steps
 
     def composed(self, grid: Grid) -> Pld:
         """All of it as one distribution."""
-        made = [(build(grid), n) for build, n in self.parts.values()]
+        return self._joined(self._made(grid))
+
+    def _made(self, grid: Grid) -> list[tuple[Pld, int]]:
+        """Every pair, and how often it was released; the grid notes what they need, and how long all of it is."""
+        made = []
+        for part in (part for kept in self.parts.values() for part in _binned(kept)):
+            self.work.take(BUILT * part.effort * (part.reach / grid.step + 1000), "so large losses or many events")
+            made.append((dense(part.build(grid)), part.times))
         if self.squares:
-            made.append((gaussian(math.sqrt(self.squares), grid), 1))
+            shift = math.sqrt(self.squares)
+            self.work.take(BUILT * (shift**2 / 2 + 10 * shift) / grid.step, "so large losses")
+            made.append((dense(gaussian(shift, grid)), 1))
         spread = sum(n * max(map(variance, halves(one))) for one, n in made)
         grid.needed = min(grid.needed, math.sqrt(spread / sum(n for _, n in made)) / POINTS)
+        ends = [(n, max(half.size for half in halves(one)) * grid.step) for one, n in made]
+        most = 20 * math.sqrt(spread) + max(end for _, end in ends)
+        grid.longest = max(grid.longest, min(most, sum(n * end for n, end in ends)))
+        return made
+
+    def _joined(self, made: list[tuple[Pld, int]]) -> Pld:
         whole: Pld | None = None
         for one, n in made:
-            many = one.self_compose(n) if n > 1 else one
+            many = self._many(one, n) if n > 1 else one
+            if whole is not None:
+                size = sum(half.size for half in halves(whole) + halves(many))
+                self.work.take(COMPOSED * (size + 10_000), "so long a composition")
             whole = many if whole is None else whole.compose(many)
         assert whole is not None
-        grid.longest = max(grid.longest, *(half.size * grid.step for half in halves(whole)))
         return whole
+
+    def _many(self, one: Pld, times: int) -> Pld:
+        """A distribution composed with itself, once it is known about how long that is.
+
+        dp-accounting truncates it by Chernoff bounds at the orders k/size, k = 1 to 20. There the logarithm of the
+        moment generating function exceeds its linear part by at most g(k) variance k^2/size^2.
+        """
+        for half in halves(one):
+            size, k = half.size, np.arange(1, 21)
+            g, spread = (np.exp(k) - 1 - k) / k**2, variance(half) / half._discretization**2
+            tails = times * spread * k / size * g + math.log(2 / FFT) * size / k
+            self.work.take(COMPOSED * (40 * size + min(times * size, 2 * tails.min())), "so long a composition")
+        return one.self_compose(times)
 
     def curve(self) -> Callable[[float], float]:
         """Delta as a function of epsilon, from above."""
@@ -79,13 +135,31 @@ class Total:
         step = max(min(COARSEST, reach / 1000), reach / MOST_POINTS)
         for _ in range(12):
             grid = Grid(step)
-            whole = self.composed(grid)
+            made = self._made(grid)
             least = max(grid.needed, grid.longest / MOST_POINTS)
-            if step <= 1.1 * least:
+            if least / 4 <= step <= 1.1 * least:
                 break
             step = least
+        whole = self._joined(made)
+        self.work.take(COMPOSED * 20 * sum(half.size for half in halves(whole)), "so long a composition")
         slack = FFT * max(self.steps, 10.0)
         return lambda epsilon: float(whole.get_delta_for_epsilon(epsilon)) + slack
+
+
+def _binned(kept: dict[float, Part]) -> Iterator[Part]:
+    """Parts that are alike but for their noise, at most BINS of them: each bin has the least noise of its own."""
+    least, most = min(kept), max(kept)
+    bins: dict[int, list[Part]] = {}
+    for noise in sorted(kept):
+        place = math.floor(math.log(noise / least) / math.log(most / least) * BINS) if len(kept) > BINS else len(bins)
+        bins.setdefault(min(place, BINS - 1), []).append(kept[noise])
+    for parts in bins.values():
+        yield replace(parts[0], times=sum(part.times for part in parts))
+
+
+def dense(one: Pld) -> Pld:
+    """The same with every loss of its grid: dp-accounting composes few losses, many times, one by one."""
+    return pld.PrivacyLossDistribution(*halves(one))
 
 
 def halves(one: Pld) -> list[Any]:
