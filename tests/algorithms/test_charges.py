@@ -57,7 +57,8 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     shown = TwoLevel(0.25, 1.0, 1, 3.0, local="none", participation="visible")
     assert charged(sdp(), "record", setting=maybe) == shown == charged(sdp(), "record", "server")
     assert charged(sdp(), "record", setting=replace(maybe, multiplicity=3)) == Gaussian(1.0)
-    assert charged(sdp(), observer="server", setting=maybe) == charged(sdp(), observer="server")
+    secure = {"observer": "server", "setting": replace(SETTING, secure=True)}
+    assert charged(sdp(), observer="server", setting=replace(maybe, secure=True)) == charged(sdp(), **secure)
     in_steps = replace(algorithm("fed-cdp-private"), clients=Clients("fixed-size", 25))
     sizes = replace(maybe, sizes=(50,))
     assert "drops out takes its noise with it" in why_not(in_steps, setting=sizes)

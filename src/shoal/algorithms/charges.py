@@ -47,6 +47,7 @@ USERS_IN_STEPS = Unbounded(
 COUNTS_RECORDS = "the clip of gradients follows counts whose noise is scaled for one record"
 OTHER_UNIT = "the noise is not in units of what is clipped: one is for a record, the other for a client"
 AS_ONE_RECORD = "the noise of a step is charged as for one record, and several may change with a"
+KNOWN_SEED = "the noise follows from a seed that this observer knows (federation.seeded)"
 ONE_CLIENT = "there is only one client, and a model trained on its data alone cannot hide them"
 
 PAIRS: tuple[tuple[Unit, Observer], ...] = (
@@ -137,9 +138,11 @@ def _decided(
     # noise on updates is amplified by the sampling of clients, for a record too
     sampled: Unit = "client" if boundary == "updates" and not algorithm.sums_gradients else unit
     because = refused(found, sampled, ADJACENCIES[unit], observer)
+    if because is None and setting.seeded and observer != "release":
+        because = KNOWN_SEED
     if because is None and boundary == "per_step" and _as_one_record(round, found, unit, observer):
         because = f"{AS_ONE_RECORD} {unit}"
-    return boundary, found if because is None else Unbounded(because)
+    return boundary, found if because is None or isinstance(found, Unbounded) else Unbounded(because)
 
 
 def _of_round(

@@ -36,6 +36,11 @@ class Setting:
     clients_per_user: int = 1
     public_ownership: bool = False
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise of a real federation follows from a seed, which its coordinator and all sites know."""
+        return not (self.secure or self.all_answer)
+
     def holders(self, unit: Unit) -> int:
         """The most clients that hold data of one unit."""
         return {"client": 1, "record": self.multiplicity, "user": self.clients_per_user}[unit]

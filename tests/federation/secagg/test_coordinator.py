@@ -19,7 +19,7 @@ from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.algorithms import algorithm
-from shoal.algorithms.charges import event, proves
+from shoal.algorithms.charges import KNOWN_SEED, event, proves
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError
 from shoal.federation.consent import Requirements
@@ -186,12 +186,12 @@ def test_the_sites_noise_is_in_the_model(tmp_path, sums):
 @pytest.mark.slow
 def test_the_claim_holds_against_the_server_too(tmp_path):
     """A client's content is hidden, by noise of z/2 on a change of one clip; nobody's taking part is."""
-    result, _ = served(tmp_path, secure(), with_keys(tmp_path))
+    result, _ = served(tmp_path, secure(federation__seeded=False), with_keys(tmp_path))
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in result.proven}
     expected = epsilon(Repeat(Gaussian(NOISE / 2), 2), 1e-5).epsilon
     for unit in ("client", "record"):
         for observer in ("release", "server"):
-            assert proven[unit, observer] == pytest.approx(expected)
+            assert proven[unit, observer] == pytest.approx(expected, rel=1e-5)
     trusted, _ = served(tmp_path / "2", in_clear(), with_keys(tmp_path / "2"))
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in trusted.proven}
     assert proven["client", "server"] is None
@@ -212,9 +212,19 @@ def test_sampling_does_not_hide_who_takes_part():
 
 
 @pytest.mark.slow
+def test_noise_that_follows_from_a_seed_proves_nothing_to_a_server_that_chose_it(tmp_path):
+    """Every site's share follows from it: the server subtracts them all."""
+    result, _ = served(tmp_path, secure(rounds=1), with_keys(tmp_path))
+    claims = {claim["observer"]: claim for claim in result.proven if claim["unit"] == "client"}
+    assert claims["release"]["epsilon"] is not None
+    assert claims["server"]["epsilon"] is None
+    assert claims["server"]["because"] == KNOWN_SEED
+
+
+@pytest.mark.slow
 def test_noise_can_be_calibrated_against_the_server(tmp_path):
     budget = {"epsilon": 3.0, "calibrate": True, "observer": "server"}
-    given = secure() | {f"budget.{key}": value for key, value in budget.items()}
+    given = secure(federation__seeded=False) | {f"budget.{key}": value for key, value in budget.items()}
     result, _ = served(tmp_path, given, with_keys(tmp_path))
     claim = next(c for c in result.proven if (c["unit"], c["observer"]) == ("client", "server"))
     assert 2.97 <= claim["epsilon"] <= 3.0
@@ -441,7 +451,7 @@ def test_the_claim_against_the_server_counts_the_graphs_failure(tmp_path, few_ne
     """Of a run: two rounds are charged half of it each; a site charges what it computes, not what it is told."""
     monkeypatch.setattr(graph.Graph, "failure", failure)
     grid_ = with_keys(tmp_path)
-    result, _ = served(tmp_path, secure(rounds=2), grid_)
+    result, _ = served(tmp_path, secure(rounds=2, federation__seeded=False), grid_)
     claims = {(claim["unit"], claim["observer"]): claim for claim in result.proven}
     against, released = claims["client", "server"], claims["client", "release"]
     assert released["sampler_delta"] < 1e-20
