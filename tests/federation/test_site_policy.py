@@ -178,7 +178,7 @@ def test_agreeing_costs_the_same_however_many_rounds_there_are(tmp_path, monkeyp
     calls = []
     monkeypatch.setattr(consent, "charges", lambda *given: (calls.append(given), charges(*given))[1])
     record = configure(SAID | {"per_update.noise_multiplier": noise}).algorithm
-    setting = Setting(2, 10**15, all_answer=False)
+    setting = Setting(2, 10**15, all_answer=False, secure=True)
     site_ledger = SiteLedger(
         tmp_path / "ledger.jsonl", "site", Requirements(epsilon=50.0, unit="record", observer="server"), "client"
     )
