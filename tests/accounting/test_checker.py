@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.accounting import accountants, checker
-from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs, work
+from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs, work_limit
 from shoal.accounting.events import (
     _KINDS,
     NOTHING,
@@ -278,7 +278,7 @@ POISSON = Sampled("poisson", 0.5, Gaussian(1.0))
 )
 def test_what_takes_too_much_work_is_refused_before_it_is_done(event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work is counted before it is done; a fifth of the usual amount keeps this test short."""
-    monkeypatch.setattr(work, "MOST", work.MOST / 5)
+    monkeypatch.setattr(work_limit, "MOST", work_limit.MOST / 5)
     line = claimed(event.to_json(), "record", epsilon=1e9)
     assert line.verdict == "unknown"
     assert "too much work" in line.words or "dp-accounting cannot compute this" in line.words
@@ -288,12 +288,12 @@ def test_all_claims_of_a_certificate_share_its_work() -> None:
     """And what several observers see is computed once."""
     chain = {"events": [{"event": GRID["poisson"].to_json(), "times": 1}], "distance": 0.0}
     claim = {"unit": "record", "epsilon": 9.0, "delta": 1e-5, "adjacency": "zero-out", "sampler_delta": None}
-    allowed = work.Work()
+    allowed = work_limit.Work()
     left = []
     for observer in claim_figures.OBSERVERS:
         assert claim_figures.claim_line(claim | {"observer": observer, "chain": chain}, allowed).verdict == "yes"
         left.append(allowed.left)
-    assert work.MOST > left[0] == left[1] == left[2]
+    assert work_limit.MOST > left[0] == left[1] == left[2]
     allowed.left = 0
     other = chain | {"events": [{"event": GRID["fixed-size"].to_json(), "times": 1}]}
     assert claim_figures.claim_line(claim | {"observer": "release", "chain": other}, allowed).verdict == "unknown"

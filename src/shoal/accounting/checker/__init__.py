@@ -13,7 +13,7 @@ is Gaussian without sampling. Every figure is an upper bound.
     event_costs          what each kind of event costs: one function each, under all of its fields
     loss_distributions   pairs of distributions, and their composition
     block_ratio          the ratio of densities where a unit enters one round of a block
-    work                 how much a certificate may ask for
+    work_limit           how much a certificate may ask for
 
 Exit code 0: every line that could be compared holds. 1: a line does not hold, or cannot be checked. 2: bad input.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from .certificate_file import FORMAT, BadInput, Line, digest_line, file_line, read_bytes, refuse, signature_line
 from .charged_rounds import ledger_lines, site_lines
 from .claim_figures import claim_line
-from .work import Work
+from .work_limit import Work
 
 __all__ = ["BadInput", "Line", "check", "holds", "shown"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .certificate_file import Line, canonical, read_bytes, refuse
 from .event_costs import Event, Unknown, field_of, whole
-from .work import TooMuch, Work, too_much
+from .work_limit import TooMuch, Work, too_much
 
 
 def ledger_lines(held: Mapping[str, Any], path: Path | None, work: Work) -> Iterator[Line]:

@@ -11,7 +11,7 @@ from typing import Any
 from .certificate_file import Line
 from .event_costs import Event, Unknown, Unproven, add, field_of, number, whole
 from .loss_distributions import Total
-from .work import TooMuch, Work, too_much
+from .work_limit import TooMuch, Work, too_much
 
 AGREE = 1e-3  # how far, relative, a claimed figure may be below the recomputed one
 UNITS, OBSERVERS = ("client", "record", "user"), ("release", "server", "client-process")

@@ -13,7 +13,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import log_ndtr, ndtr
 
-from .work import Work
+from .work_limit import Work
 
 POINTS = 25  # grid points in one standard deviation of the loss of a step: an error of about 1e-4
 COARSEST, MOST_POINTS = 0.05, 1_000_000
