@@ -36,7 +36,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES = (Tile(64, 64, 4, 3), Tile(64, 128, 4, 3), Tile(128, 128, 8, 3), Tile(64, 32, 4, 3))
+TILES = (Tile(64, 64, 4, 3), Tile(64, 128, 4, 3), Tile(128, 128, 8, 3), Tile(64, 32, 4, 3), Tile(32, 64, 4, 3))
 DEPTH = 32  # products that tensor cores sum
 LEAST = 2**29  # operations; fewer take too little time to gain anything
 MOST = 2**31  # numbers of one client that can be indexed
@@ -67,24 +67,29 @@ def _run(
     tile: Tile | None, left: Tensor, right: Tensor, bias: Tensor | None, into: Tensor | None, scale: float = 1.0
 ) -> Tensor:
     """left right + bias; or into, to which scale left right is added. By PyTorch where there is no tile."""
-    if tile is not None:
-        made = left.new_empty(*left.shape[:2], right.shape[2]) if into is None else into
-        launch(tile, made, left, right, bias, None if into is None else scale)
-        return made
-    if into is not None:
+    if tile is None and into is not None:
         return into.baddbmm_(left, right, alpha=scale)
-    return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
+    if tile is None:
+        return torch.bmm(left, right) if bias is None else torch.baddbmm(bias.unsqueeze(1), left, right)
+    made = left.new_empty(*left.shape[:2], right.shape[2]) if into is None else into
+    launch(tile, made, left, right, into if bias is None else bias.unsqueeze(1).expand_as(made), scale)
+    return made
 
 
-def launch(
-    tile: Tile, into: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None, scale: float | None = None
-) -> None:
-    """into = left right + bias; or, with a scale, into += scale left right."""
-    (clients, rows, columns), added = into.shape, into if bias is None else bias
+def launch(tile: Tile, into: Tensor, left: Tensor, right: Tensor, added: Tensor | None, scale: float) -> None:
+    """into = added + scale left right, all of them [K, ., .], with any strides; `added` may be `into`.
+
+    The second factor is the one that tensor cores read from shared memory, along the sum. So that this is how it lies
+    in memory, factors may change their places: (left right)^T = right^T left^T.
+    """
+    added, adds = (into, False) if added is None else (added, True)
+    if left.stride(2) == 1 and right.stride(2) == 1:
+        into, added, left, right = (x.transpose(1, 2) for x in (into, added, right, left))
+    clients, rows, columns = into.shape
     _product[clients * triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),](
-        into, left, right, added, 1.0 if scale is None else scale, rows, columns, left.shape[2],
-        *left.stride(), *right.stride(), *into.stride()[:2], added.stride(0),
-        bias is not None, scale is not None, *tile[:2], DEPTH, num_warps=tile.warps, num_stages=tile.stages,
+        into, left, right, added, scale, rows, columns, left.shape[2],
+        *into.stride(), *left.stride(), *right.stride(), *added.stride(),
+        adds, *tile[:2], DEPTH, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -97,7 +102,7 @@ def _tile(left: Tensor, right: Tensor, bias: Tensor | None, into: Tensor | None)
     if not large or torch.backends.cuda.matmul.allow_tf32 or not _has_tf32(left.device):
         return None
     given = [x for x in (left, right, bias, into) if x is not None]
-    if not all(map(_readable, given)) or (into is not None and into.stride(2) != 1):
+    if not all(map(_readable, given)):
         return None
     key = (left.device, bias is None, into is None, *((x.shape, x.stride()[1:]) for x in given))
     if key not in _tiles:
@@ -169,32 +174,30 @@ if triton is not None:
 
     @triton.jit
     def _product(
-        into, left, right, bias, scale, rows, columns, depth,
-        left_client, left_row, left_depth, right_client, right_depth, right_column,
-        into_client, into_row, bias_client,
-        BIAS: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+        into, left, right, added, scale, rows, columns, depth,
+        into_client, into_row, into_column, left_client, left_row, left_depth,
+        right_client, right_depth, right_column, added_client, added_row, added_column,
+        ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ):  # fmt: skip
         across = tl.cdiv(columns, COLUMNS)
         tiles = tl.cdiv(rows, ROWS) * across
         client, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
         row, column = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
-        left += client * left_client + row[:, None] * left_row
-        right += client * right_client + column[None, :] * right_column
+        row_there, column_there = (row < rows)[:, None], (column < columns)[None, :]
+        row, column = row[:, None], column[None, :]
+        left += client * left_client + row * left_row
+        right += client * right_client + column * right_column
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, depth, DEPTH):
             d = start + tl.arange(0, DEPTH)
-            a = tl.load(left + d[None, :] * left_depth, mask=(row < rows)[:, None] & (d < depth)[None, :], other=0.0)
-            b = tl.load(
-                right + d[:, None] * right_depth, mask=(d < depth)[:, None] & (column < columns)[None, :], other=0.0
-            )
+            a = tl.load(left + d[None, :] * left_depth, mask=row_there & (d < depth)[None, :], other=0.0)
+            b = tl.load(right + d[:, None] * right_depth, mask=(d < depth)[:, None] & column_there, other=0.0)
             short_a, short_b = _short(a), _short(b)
             part = tl.dot(a - short_a, short_b, input_precision="tf32")
             part = tl.dot(short_a, b - short_b, part, input_precision="tf32")
             total += tl.dot(short_a, short_b, part, input_precision="tf32")
-        if BIAS:
-            total += tl.load(bias + client * bias_client + column, mask=column < columns, other=0.0)[None, :]
-        made = into + client * into_client + row[:, None] * into_row + column[None, :]
-        there = (row < rows)[:, None] & (column < columns)[None, :]
+        total *= scale
+        there = row_there & column_there
         if ADDS:
-            total = tl.load(made, mask=there) + scale * total
-        tl.store(made, total, mask=there)
+            total += tl.load(added + client * added_client + row * added_row + column * added_column, mask=there)
+        tl.store(into + client * into_client + row * into_row + column * into_column, total, mask=there)
