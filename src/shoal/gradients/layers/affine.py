@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from shoal.gradients.layers.rule import Rule, add_kept, kept_sum, squared, trained
@@ -18,10 +19,10 @@ class AffineRule(Rule):
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""
         shaped = x.reshape(len(params), -1, *x.shape[1:])
-        y = shaped * self._shaped(self.weight, params, shaped)
-        if self.bias is not None:
-            y += self._shaped(self.bias, params, shaped)
-        return y.view(x.shape), shaped
+        weight = self._shaped(self.weight, params, shaped)
+        if self.bias is None:
+            return (shaped * weight).view(x.shape), shaped
+        return torch.addcmul(self._shaped(self.bias, params, shaped), shaped, weight).view(x.shape), shaped
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
