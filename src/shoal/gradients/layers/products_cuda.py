@@ -6,11 +6,12 @@ accuracy from Tensor Cores while surpassing the FP32 theoretical peak performanc
 
 The error is of float32's order. x is rounded, so x' is at most 2^-11 of the number and has 12 digits, of which tensor
 cores drop the last, 2^-23. A product lacks a' b', at most 2^-22 of it, and two such digits: less than 9 x 2^-24.
-Tensor cores add 8 products at a time to a sum, and drop digits rather than round, at most 2^-23 of all sizes for each
-of these 9 numbers and for the result. In a sum of DEPTH products this is less than 2.6 DEPTH x 2^-24 of their sizes;
-a' b and a b' are too small to matter. Those sums are added in float32. So the error of D products is at most
+Tensor cores add at least 4 products at a time to a sum, and drop digits rather than round: at most 2^-23 of all sizes
+for each of these 5 numbers and for the result (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). In a
+sum of DEPTH products this is less than 3.1 DEPTH x 2^-24 of their sizes; a' b and a b' are too small to matter. Those
+sums are added in float32. So the error of D products, where none underflows, is at most
 
-    (9 + 2.6 min(D, DEPTH) + D / DEPTH) 2^-24
+    (9 + 3.1 min(D, DEPTH) + D / DEPTH) 2^-24
 
 of the sum of their sizes (`error_bound`). Float32's own bound is D 2^-24 (Higham 2002, "Accuracy and stability of
 numerical algorithms", 3.1). What is not finite stays so, and what is above 2^128 - 2^116 is taken as infinite.
@@ -50,7 +51,7 @@ _tiles: dict[tuple[object, ...], Tile | None] = {}
 
 def error_bound(depth: int) -> float:
     """How far a sum of so many products may be from the true one, relative to the sum of their sizes."""
-    return float((9 + 2.6 * min(depth, DEPTH) + depth / DEPTH) * 2.0**-24)
+    return float((9 + 3.1 * min(depth, DEPTH) + depth / DEPTH) * 2.0**-24)
 
 
 def multiply(left: Tensor, right: Tensor, bias: Tensor | None = None, kernels: bool = True) -> Tensor:
