@@ -8,8 +8,8 @@
 | bf16 | the model runs under autocast: products in bfloat16, of 8 digits; what is left in TF32 | the same, float32 |
 
 Float32 products of large linear layers on CUDA may be by tensor cores, with errors of float32's order
-(gradients.layers.products_cuda). PyTorch's global switches decide nothing. In each of them parameters, norms, factors,
-sums of clipped gradients and noise are float32 or float64.
+(gradients.layers.products_cuda). PyTorch's global switches decide nothing. In each of them parameters, norms,
+factors, sums of clipped gradients and noise are float32 or float64.
 
 A clip holds in all of them. The passes through the model decide only which numbers a layer's inputs and output
 gradients are. From these the gradient of a record is computed in one of two ways. Either once, in whatever digits:

@@ -27,6 +27,7 @@ def measured(monkeypatch):
     shapes = []
     monkeypatch.setattr(products_cuda, "_tiles", {})
     monkeypatch.setattr(products_cuda, "LEAST", 2 * 64 * 32 * 16)
+    monkeypatch.setattr(products_cuda, "SHORTEST", 16)
     monkeypatch.setattr(products_cuda, "_has_tf32", lambda device: True)
     monkeypatch.setattr(products_cuda, "_fastest", lambda left, *others: shapes.append(left.shape) or TILES[0])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -59,6 +60,7 @@ def test_pytorch_computes_what_is_small_or_not_aligned_or_not_in_float32(measure
     others = [
         (left.as_subclass(torch.Tensor), right),
         (on_cuda(1, 32, 32), on_cuda(1, 32, 16)),
+        (on_cuda(2, 8, 32), on_cuda(2, 32, 256)),
         (left.double(), right.double()),
         (left, right, None, on_cuda(2, 64, 16).double()),
         (left, right, on_cuda(2, 17)[:, 1:]),

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 TILES = (Tile(64, 64, 4, 3), Tile(64, 128, 4, 3), Tile(128, 128, 8, 3), Tile(64, 32, 4, 3), Tile(32, 64, 4, 3))
 DEPTH = 32  # products that tensor cores sum
-LEAST = 2**29  # operations; fewer take too little time to gain anything
+LEAST, SHORTEST = 2**29, 64  # operations and sides of matrices; with less, launching and memory take the time
 MOST = 2**31  # numbers of one client that can be indexed
 FASTER = 0.9  # of PyTorch's time: a closer choice would fall differently from run to run
 NEAR = 1e-5  # of the largest number: how far the kernel and PyTorch may be apart
@@ -99,8 +99,10 @@ def _tile(left: Tensor, right: Tensor, bias: Tensor | None, into: Tensor | None)
 
     What is not known yet is measured, but not while a CUDA graph is recorded: such a step has been run before.
     """
-    large = left.is_cuda and 2 * left.numel() * right.shape[2] >= LEAST
-    if not large or torch.backends.cuda.matmul.allow_tf32 or not _has_tf32(left.device):
+    shortest, operations = min(*left.shape[1:], right.shape[2]), 2 * left.numel() * right.shape[2]
+    if not left.is_cuda or shortest < SHORTEST or operations < LEAST:
+        return None
+    if torch.backends.cuda.matmul.allow_tf32 or not _has_tf32(left.device):
         return None
     given = [x for x in (left, right, bias, into) if x is not None]
     if not all(map(_readable, given)):
