@@ -17,7 +17,7 @@ from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.group_norm_cuda import GroupNormRule
 from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
-from shoal.gradients.layers.products_cuda import TILES, error_bound, launch
+from shoal.gradients.layers.products_cuda import GRADIENTS, OUTPUTS, error_bound, launch
 from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.standardised_cuda import add_mapped
 from shoal.gradients.layout import Layout
@@ -294,7 +294,7 @@ def assert_within_bound(found, left, right):
 @pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(70, 40, 50), (5, 130, 3), (64, 32, 1024)])
 def test_products_of_tensor_cores_have_the_errors_of_float32(rows, columns, depth, make):
-    for tile in TILES if GPU else TILES[:1]:
+    for tile in (OUTPUTS, GRADIENTS):
         for transposed in ((False, False), (True, False), (False, True), (True, True)):
             left = laid_out((2, rows, depth), transposed[0], make)
             right = laid_out((2, depth, columns), transposed[1], make)
@@ -311,7 +311,7 @@ def test_the_bound_is_too_narrow_for_tf32():
         assert_within_bound(torch.bmm(*short), left, right)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile", [OUTPUTS, GRADIENTS])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_is_added_to_what_is_there_or_to_a_bias(tile, transposed):
     left, right = torch.randn(2, 70, 50, device=DEVICE), laid_out((2, 50, 40), transposed, NUMBERS["normal"])
@@ -326,15 +326,36 @@ def test_a_product_is_added_to_what_is_there_or_to_a_bias(tile, transposed):
     torch.testing.assert_close(into, bias + left @ right, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter
-@pytest.mark.parametrize("number", [float("inf"), -float("inf"), float("nan"), 3.4028e38])
-def test_a_product_of_what_is_not_finite_is_not_finite(number):
-    left, right = torch.ones(1, 3, 40, device=DEVICE), torch.ones(1, 40, 5, device=DEVICE)
-    left[0, 1, 7] = number
-    found = left.new_empty(1, 3, 5)
-    launch(TILES[0], found, left, right, None, 1.0)
-    assert not found[0, 1].isfinite().any()
-    assert (found[0, ::2] == 40).all()
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("size", [2.0**-126, 2.0**-113, 2.0**-60, 2.0**100])
+def test_products_of_tiny_and_huge_numbers(size):
+    """Tensor cores have no digits below 2^-136: of numbers below 2^-113 those are lost beside the bound."""
+    left, right = (1 + torch.rand(2, 40, 50, device=DEVICE)) * size, torch.randn(2, 50, 40, device=DEVICE) / size
+    found, wanted = left.new_empty(2, 40, 40), left.double() @ right.double()
+    launch(OUTPUTS, found, left, right, None, 1.0)
+    lost = 2.0**-136 / size if size < 2.0**-113 else 0.0
+    allowed = (error_bound(50) + lost) * (left.double().abs() @ right.double().abs())
+    assert bool(((found - wanted).abs() <= allowed).all())
+
+
+NOT_FINITE = {"inf": 0x7F800000, "-inf": 0xFF800000, "nan": 0x7FC00000, "nan of CUDA": 0x7FFFFFFF, "-nan": 0xFFFFFFFF}
+NOT_FINITE |= {"smallest nan": 0x7F800001, "largest float": 0x7F7FFFFF, "2^128 - 2^116": 0x7F7FF000}
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("bits", NOT_FINITE.values(), ids=NOT_FINITE)
+@pytest.mark.parametrize("factor", [0, 1])
+def test_a_product_of_what_is_not_finite_is_nan_and_others_are_not(bits, factor):
+    factors = torch.ones(1, 40, 40, device=DEVICE), torch.ones(1, 40, 40, device=DEVICE)
+    place = (0, 1, 7) if factor == 0 else (0, 7, 1)
+    factors[factor].view(torch.int32)[place] = bits - (bits >> 31 << 32)
+    found = torch.empty(1, 40, 40, device=DEVICE)
+    launch(OUTPUTS, found, *factors, None, 1.0)
+    reached = torch.zeros(40, 40, dtype=torch.bool)
+    (reached if factor == 0 else reached.T)[1] = True
+    assert torch.equal(found[0].isnan().cpu(), reached)
+    assert (found[0].cpu()[~reached] == 40).all()
 
 
 @pytest.mark.parametrize("kind", [LinearRule, TransposedLinearRule])
@@ -346,7 +367,7 @@ def test_linear_layers_by_tensor_cores_and_clipped_records_without(kind, monkeyp
     params = torch.randn(CLIENTS, bias.stop + 3, device=DEVICE)
     x, grad = torch.randn(CLIENTS * BATCH, 6, 12, device=DEVICE), torch.randn(CLIENTS * BATCH, 6, 20, device=DEVICE)
     used, found = [], []
-    monkeypatch.setattr(products_cuda, "_tile", lambda *given: used.append(given) or TILES[0])
+    monkeypatch.setattr(products_cuda, "_suits", lambda *given: used.append(given) or True)
     for kernels in (True, False):
         rule, into = kind(weight, bias, kernels), torch.ones_like(params)
         y, saved = rule.forward(x, params)
