@@ -7,8 +7,9 @@
 | tf32 | TF32: 11 digits of float32's 24 | float32 |
 | bf16 | the model runs under autocast: products in bfloat16, of 8 digits; what is left in TF32 | the same, float32 |
 
-PyTorch's global switches decide nothing. In each of them parameters, norms, factors, sums of clipped gradients and
-noise are float32 or float64.
+Float32 products of large linear layers on some GPUs are by tensor cores, with errors of float32's order
+(gradients.layers.products_cuda). PyTorch's global switches decide nothing. In each of them parameters, norms,
+factors, sums of clipped gradients and noise are float32 or float64.
 
 A clip holds in all of them. The passes through the model decide only which numbers a layer's inputs and output
 gradients are. From these the gradient of a record is computed in one of two ways. Either once, in whatever digits:
@@ -109,7 +110,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 def tf32(x: Tensor, wanted: bool) -> Iterator[None]:
     """Products of matrices where `x` lies are in TF32 or not, whatever PyTorch is set to."""
     matmul = torch.backends.cuda.matmul
-    if not x.is_cuda or matmul.allow_tf32 == wanted:
+    if not x.is_cuda or in_tf32() == wanted:
         yield
         return
     matmul.allow_tf32 = wanted
@@ -117,6 +118,12 @@ def tf32(x: Tensor, wanted: bool) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32 = not wanted
+
+
+def in_tf32() -> bool:
+    """Are products of matrices on CUDA in TF32? The older switch cannot be read where only the newer was set."""
+    matmul = torch.backends.cuda.matmul
+    return bool(matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32)
 
 
 def all_digits(x: Tensor) -> AbstractContextManager[None]:

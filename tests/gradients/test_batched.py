@@ -1,5 +1,6 @@
 """The gradients of many clients at once equal those of one client after the other."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shoal.gradients import Layout, network
 from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layers.affine import AffineRule
 from shoal.gradients.sequential import SequentialNetwork
 from support.layers import convolutions
 
@@ -221,3 +223,18 @@ def test_checkpointed_layers(reentrant, way, per_record):
     params = torch.stack([net.layout.flatten(module) * scale for scale in (0.8, 1.3)])  # not those of the module
     weights = torch.ones(2, 3, dtype=torch.float64)
     torch.testing.assert_close(*(gradients(each, params, x, y, weights) for each in (net, expected)))
+
+
+@pytest.mark.parametrize("first", [1, -1, -2])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_scale_and_shift_take_an_input_in_any_order_in_memory(first, order):
+    x = torch.randn(12, 5, 6).permute(order).contiguous().permute(*map(order.index, range(3)))
+    layer = nn.GroupNorm(1, 5) if first == 1 else nn.LayerNorm((5, 6)[first:])
+    weight, bias = Layout.of(layer).entries
+    params = torch.randn(3, bias.stop)
+    y, _ = AffineRule(first, weight, bias).forward(x, params)
+    shape = (5, 1) if first == 1 else (5, 6)[first:]
+    scale, shift = (
+        entry.of(params).repeat_interleave(4, 0).view(12, *[1] * (2 - len(shape)), *shape) for entry in (weight, bias)
+    )
+    torch.testing.assert_close(y, x * scale + shift)

@@ -4,17 +4,20 @@ pip install triton; TRITON_INTERPRET=1 pytest tests/gradients/test_kernels_cuda.
 
 import copy
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.layers import recurrent_cuda
+from shoal.gradients.layers import products_cuda, recurrent_cuda
 from shoal.gradients.layers.convolution import Conv2dRule
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.group_norm_cuda import GroupNormRule
+from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
+from shoal.gradients.layers.products_cuda import GRADIENTS, OUTPUTS, error_bound, launch
 from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.standardised_cuda import add_mapped
 from shoal.gradients.layout import Layout
@@ -245,3 +248,137 @@ def test_gradients_of_standardised_weights_are_mapped_back_for_every_record_of_e
     assert_alike(ours * norms.unsqueeze(1), theirs * norms.unsqueeze(1))
     assert (into[:, :3] == 1).all()
     assert (into[:, 3 + size :] == 1).all()
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch):
+    """Products of the first 11 digits alone, which the interpreter would compute from all of them."""
+    if GPU:
+        return
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    whole = InterpreterBuilder.create_dot
+
+    def short(handle):
+        return TensorHandle((handle.data.view("uint32") & 0xFFFFE000).view("float32"), handle.dtype)
+
+    def create_dot(self, a, b, total, *precision):
+        return whole(self, short(a), short(b), total, *precision)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+def laid_out(shape, transposed, make):
+    """Numbers of this shape, the last but one dimension next to each other in memory where that is asked for."""
+    return make(shape[0], shape[2], shape[1]).transpose(1, 2) if transposed else make(*shape)
+
+
+def far_apart(*shape):
+    return torch.randn(shape, device=DEVICE) * torch.randint(-20, 20, shape, device=DEVICE).double().exp2().float()
+
+
+NUMBERS = {
+    "normal": lambda *shape: torch.randn(shape, device=DEVICE),
+    "positive": lambda *shape: 1 + torch.rand(shape, device=DEVICE),
+    "far apart": far_apart,
+    "digits that are dropped": lambda *shape: torch.full(shape, 1 + 2**-11 - 2**-23, device=DEVICE),
+}
+
+
+def assert_within_bound(found, left, right):
+    left, right = left.double(), right.double()
+    assert bool(((found - left @ right).abs() <= error_bound(left.shape[2]) * (left.abs() @ right.abs())).all())
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(70, 40, 50), (5, 130, 3), (64, 32, 1024)])
+def test_products_of_tensor_cores_have_the_errors_of_float32(rows, columns, depth, make):
+    for tile in (OUTPUTS, GRADIENTS):
+        for transposed in ((False, False), (True, False), (False, True), (True, True)):
+            left = laid_out((2, rows, depth), transposed[0], make)
+            right = laid_out((2, depth, columns), transposed[1], make)
+            found = left.new_empty(2, rows, columns)
+            launch(tile, found, left, right, None, 1.0)
+            assert_within_bound(found, left, right)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_the_bound_is_too_narrow_for_tf32():
+    left, right = (torch.randn(shape, device=DEVICE) for shape in ((2, 64, 50), (2, 50, 40)))
+    short = [(x.view(torch.int32) & -0x2000).view(torch.float32) for x in (left, right)]
+    with pytest.raises(AssertionError):
+        assert_within_bound(torch.bmm(*short), left, right)
+
+
+@pytest.mark.parametrize("tile", [OUTPUTS, GRADIENTS])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_is_added_to_what_is_there_or_to_a_bias(tile, transposed):
+    left, right = torch.randn(2, 70, 50, device=DEVICE), laid_out((2, 50, 40), transposed, NUMBERS["normal"])
+    whole = torch.randn(2, 75, 48, device=DEVICE)
+    into, before = whole[:, 2:72, 4:44], whole.clone()
+    launch(tile, into, left, right, into, -0.5)
+    torch.testing.assert_close(into, before[:, 2:72, 4:44] - 0.5 * left @ right, rtol=1e-5, atol=1e-4)
+    into.copy_(before[:, 2:72, 4:44])
+    assert torch.equal(whole, before)  # nothing was written beside it
+    bias = torch.randn(2, 1, 45, device=DEVICE)[:, :, :40].expand(2, 70, 40)
+    launch(tile, into, left, right, bias, 1.0)
+    torch.testing.assert_close(into, bias + left @ right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("size", [2.0**-126, 2.0**-113, 2.0**-60, 2.0**100])
+def test_products_of_tiny_and_huge_numbers(size):
+    """Tensor cores have no digits below 2^-136: of numbers below 2^-113 those are lost beside the bound."""
+    left, right = (1 + torch.rand(2, 40, 50, device=DEVICE)) * size, torch.randn(2, 50, 40, device=DEVICE) / size
+    found, wanted = left.new_empty(2, 40, 40), left.double() @ right.double()
+    launch(OUTPUTS, found, left, right, None, 1.0)
+    lost = 2.0**-136 / size if size < 2.0**-113 else 0.0
+    allowed = (error_bound(50) + lost) * (left.double().abs() @ right.double().abs())
+    assert bool(((found - wanted).abs() <= allowed).all())
+
+
+NOT_FINITE = {"inf": 0x7F800000, "-inf": 0xFF800000, "nan": 0x7FC00000, "nan of CUDA": 0x7FFFFFFF, "-nan": 0xFFFFFFFF}
+NOT_FINITE |= {"smallest nan": 0x7F800001, "largest float": 0x7F7FFFFF, "2^128 - 2^116": 0x7F7FF000}
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("bits", NOT_FINITE.values(), ids=NOT_FINITE)
+@pytest.mark.parametrize("factor", [0, 1])
+def test_a_product_of_what_is_not_finite_is_nan_and_others_are_not(bits, factor):
+    factors = torch.ones(1, 40, 40, device=DEVICE), torch.ones(1, 40, 40, device=DEVICE)
+    place = (0, 1, 7) if factor == 0 else (0, 7, 1)
+    factors[factor].view(torch.int32)[place] = bits - (bits >> 31 << 32)
+    found = torch.empty(1, 40, 40, device=DEVICE)
+    launch(OUTPUTS, found, *factors, None, 1.0)
+    reached = torch.zeros(40, 40, dtype=torch.bool)
+    (reached if factor == 0 else reached.T)[1] = True
+    assert torch.equal(found[0].isnan().cpu(), reached)
+    assert (found[0].cpu()[~reached] == 40).all()
+
+
+@pytest.mark.parametrize("kind", [LinearRule, TransposedLinearRule])
+def test_linear_layers_by_tensor_cores_and_clipped_records_without(kind, monkeypatch):
+    layer = nn.Linear(12, 20).to(DEVICE)
+    weight, bias = Layout.of(layer).entries
+    if kind is TransposedLinearRule:
+        weight = replace(weight, shape=torch.Size((12, 20)))
+    params = torch.randn(CLIENTS, bias.stop + 3, device=DEVICE)
+    x, grad = torch.randn(CLIENTS * BATCH, 6, 12, device=DEVICE), torch.randn(CLIENTS * BATCH, 6, 20, device=DEVICE)
+    used, found = [], []
+    monkeypatch.setattr(products_cuda, "_suits", lambda *given: used.append(given) or True)
+    for kernels in (True, False):
+        rule, into = kind(weight, bias, kernels), torch.ones_like(params)
+        y, saved = rule.forward(x, params)
+        rule.accumulate(saved, grad, into, -0.5)
+        found.append([y, rule.input_gradient(saved, grad, params), into])
+    assert len(used) == 3
+    for ours, theirs in zip(*found, strict=True):
+        assert_alike(ours, theirs)
+    factors = torch.rand(CLIENTS, BATCH, device=DEVICE)
+    for positions in (1, 6):
+        rule = kind(weight, bias)
+        _, kept = rule.squares(x[:, :positions], grad[:, :positions])
+        rule.accumulate_weighted(x[:, :positions].contiguous(), kept, grad[:, :positions], factors, into, 1.0)
+    assert len(used) == 3

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.gradients.layers.products_cuda import add_product, multiply
 from shoal.gradients.layers.rule import Rule, add_kept, keeps, product_squares, squared, trained, weighed
 from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE, row_sums, summed_products
 from shoal.random.noise_source import Product
 
 
-def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None, kernels: bool = False) -> Tensor:
     """Each client's rows [K, B, in] times its weights [K, out, in], transposed, plus its bias [K, out].
 
     For batches of about ten and large matrices, CPU libraries take up to twice as long in this order as in the other.
@@ -22,9 +23,7 @@ def outputs(rows: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor
     if 8 <= count <= 32 and size >= 250_000 and not rows.is_cuda:
         y = torch.bmm(weights, rows.transpose(1, 2)).transpose(1, 2).contiguous()
         return y if bias is None else y.add_(bias.unsqueeze(1))
-    if bias is None:
-        return torch.bmm(rows, weights.transpose(1, 2))
-    return torch.baddbmm(bias.unsqueeze(1), rows, weights.transpose(1, 2))
+    return multiply(rows, weights.transpose(1, 2), bias, kernels)
 
 
 class LinearRule(Rule):
@@ -38,22 +37,30 @@ class LinearRule(Rule):
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""
         rows = x.reshape(len(params), -1, x.shape[-1])
-        y = outputs(rows, self.weight.of(params), None if self.bias is None else self.bias.of(params))
+        bias = None if self.bias is None else self.bias.of(params)
+        y = outputs(rows, self.weight.of(params), bias, self.kernels)
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
         weight = self.weight.of(params)
-        rows = torch.bmm(grad.reshape(len(params), -1, grad.shape[-1]), weight)
+        rows = multiply(grad.reshape(len(params), -1, grad.shape[-1]), weight, kernels=self.kernels)
         return rows.view(*grad.shape[:-1], weight.shape[-1])
 
     def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
+        self._accumulate(saved, grad, into, scale, self.kernels)
+
+    def _accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float, kernels: bool) -> None:
         grad = grad.reshape(len(into), -1, grad.shape[-1])
-        rows = saved.view(len(into), -1, saved.shape[-1])
-        self.weight.of(into).baddbmm_(grad.transpose(1, 2), rows, alpha=scale)
+        left, right = self._factors(grad, saved.view(len(into), -1, saved.shape[-1]))
+        add_product(self.weight.of(into), left.transpose(1, 2), right, scale, kernels)
         if self.bias is not None:
             self.bias.of(into).add_(grad.sum(1), alpha=scale)
+
+    def _factors(self, grads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the weights is the product of these, the first of them transposed."""
+        return grads, rows
 
     def product(self, saved: Tensor, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """What `accumulate_weighted` adds, as a product that is added together with the noise."""
@@ -78,14 +85,11 @@ class LinearRule(Rule):
         grads = weighed(grad, factors).reshape(*rows.shape[:2], -1)
         positions = rows.shape[1] // max(factors.shape[1], 1)
         if rows.shape[1] <= PIECE and positions == 1 and grads.dtype == rows.dtype:
-            self.accumulate(saved, grads, into, scale)
+            self._accumulate(saved, grads, into, scale, kernels=False)  # clipped records are summed by PyTorch alone
             return
-        self._add_products(grads, rows, positions, into, scale)
+        self.weight.of(into).add_(summed_products(*self._factors(grads, rows), positions), alpha=scale)
         if self.bias is not None:
             self.bias.of(into).add_(row_sums(grads, positions), alpha=scale)
-
-    def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
-        self.weight.of(into).add_(summed_products(grads, rows, positions), alpha=scale)
 
     def squares(self, saved: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor] | None]:
         """The squared norm of every gradient, in float64."""
@@ -93,14 +97,11 @@ class LinearRule(Rule):
         rows = saved.view(len(grad), -1, saved.shape[-1])
         if not keeps(rows.shape[1], grad.shape[2], rows.shape[2], grad):
             return product_squares(rows, grad, self.bias is not None), None
-        kept = [self._of_records(grad, rows).flatten(1)]
+        left, right = self._factors(grad, rows)
+        kept = [torch.bmm(left.transpose(1, 2), right).flatten(1)]
         if self.bias is not None:
             kept.append(grad.sum(1))
         return sum((squared(gradients) for gradients in kept[1:]), squared(kept[0])), kept
-
-    def _of_records(self, grad: Tensor, rows: Tensor) -> Tensor:
-        """The gradient of the weights, of every record."""
-        return torch.bmm(grad.transpose(1, 2), rows)
 
 
 class TransposedLinearRule(LinearRule):
@@ -108,32 +109,20 @@ class TransposedLinearRule(LinearRule):
 
     def forward(self, x: Tensor, params: Tensor) -> tuple[Tensor, Tensor]:
         """The output, and what the backward pass needs of the input."""
-        rows, weights = x.reshape(len(params), -1, x.shape[-1]), self.weight.of(params)
-        if self.bias is None:
-            y = torch.bmm(rows, weights)
-        else:
-            y = torch.baddbmm(self.bias.of(params).unsqueeze(1), rows, weights)
+        rows = x.reshape(len(params), -1, x.shape[-1])
+        bias = None if self.bias is None else self.bias.of(params)
+        y = multiply(rows, self.weight.of(params), bias, self.kernels)
         return y.view(*x.shape[:-1], y.shape[-1]), rows
 
     def input_gradient(self, saved: Tensor, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
-        rows = torch.bmm(grad.reshape(len(params), -1, grad.shape[-1]), self.weight.of(params).transpose(1, 2))
+        weight = self.weight.of(params).transpose(1, 2)
+        rows = multiply(grad.reshape(len(params), -1, grad.shape[-1]), weight, kernels=self.kernels)
         return rows.view(*grad.shape[:-1], rows.shape[-1])
-
-    def accumulate(self, saved: Tensor, grad: Tensor, into: Tensor, scale: float) -> None:
-        """into[K, P] += scale x gradient."""
-        grad = grad.reshape(len(into), -1, grad.shape[-1])
-        rows = saved.view(len(into), -1, saved.shape[-1])
-        self.weight.of(into).baddbmm_(rows.transpose(1, 2), grad, alpha=scale)
-        if self.bias is not None:
-            self.bias.of(into).add_(grad.sum(1), alpha=scale)
 
     def product(self, saved: Tensor, kept: Any, grad: Tensor, factors: Tensor, scale: float) -> Product | None:
         """None: such a product would be added in the other order."""
         return None
 
-    def _of_records(self, grad: Tensor, rows: Tensor) -> Tensor:
-        return torch.bmm(rows.transpose(1, 2), grad)
-
-    def _add_products(self, grads: Tensor, rows: Tensor, positions: int, into: Tensor, scale: float) -> None:
-        self.weight.of(into).add_(summed_products(rows, grads, positions), alpha=scale)
+    def _factors(self, grads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows, grads
