@@ -81,7 +81,8 @@ class TrainingContext:
         client_data, per_record = ClientData.of(dataset, partition, device), algorithm.per_record is not None
         sample = each(stand_ins(client_data.x), lambda part: part.to(device))  # those on disk are not there
         targets = dataset.task.example_targets(count(sample), client_data.y)
-        # Which way is taken shows in the last digits: in secure mode it follows from public numbers alone.
+        # Which way is taken shows in the last digits: in secure mode it follows from public numbers alone, not from
+        # the clock, which may tell two ranks different things.
         batch = algorithm.records.batch if secure else widest_batch(algorithm, partition.sizes)
         step = TrialStep(module, sample, targets, batch, per_record, settings.precision)
         # What is recorded cannot read from disk; without Triton noise is not drawn on the GPU alone.
@@ -115,7 +116,7 @@ class TrainingContext:
         net = network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
             kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
-            seconds=seconds, sizes=sizes,
+            seconds=None if secure else seconds, sizes=sizes,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
         workers, chunker = chunked(net)
