@@ -29,6 +29,7 @@ from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 
 MOST = 2**28  # numbers of unfolded images at a time
+CACHED = 2**19  # the same on a CPU, so that they stay in its caches
 
 Sizes = tuple[int, ...]
 Saved = tuple[Tensor, Tensor | None]  # the input, and the clients' weights [K, ...] for the gradient of the input
@@ -98,9 +99,10 @@ class LibraryConvolutionRule(Rule):
         if few_positions(given.shape[2:].numel(), outs, patch):
             weight, found = None, self._gram_squares(seen, given)
         else:
-            by_products = grad.is_cuda and min(outs, patch // math.prod(self._taps(seen).kernel)) > 1
-            weight = self._products(seen, given) if by_products else self._gradients(saved[0], grad, len(grad))
-            found = squared(weight)
+            products = self._products if grad.is_cuda else self._products_last
+            alone = min(outs, patch // math.prod(self._taps(seen).kernel)) == 1
+            weight = self._gradients(saved[0], grad, len(grad)) if alone else products(seen, given)
+            found = squared(weight.flatten(1))
         return found if bias is None else found + squared(bias), (weight, bias)
 
     def accumulate_weighted(
@@ -110,6 +112,8 @@ class LibraryConvolutionRule(Rule):
         weight, bias = self.squares(saved, grad)[1] if kept is None else kept
         x = saved[0]
         total = self._product(x, weighed(grad, factors), len(into)) if weight is None else kept_sum(weight, factors)
+        if weight is not None and weight.dim() == 4:  # of _products_last
+            total = total.view(-1, *weight.shape[1:]).transpose(2, 3)
         self._add(total, x, into, scale)
         if self.bias is not None and bias is not None:
             self.bias.of(into).add_(kept_sum(bias, factors), alpha=scale)
@@ -131,9 +135,22 @@ class LibraryConvolutionRule(Rule):
         )
         return torch.cat([torch.bmm(grads, rows.transpose(1, 2)) for rows, grads in pieces]).view(len(seen), -1)
 
+    def _products_last(self, seen: Tensor, given: Tensor) -> Tensor:
+        """The same on a CPU, as [N, O, taps, C]: with the channels last, they are copied together."""
+        dims, patches = seen.dim() - 2, self._patches(seen, given.shape[2:])
+        patches = patches.permute(0, 1, *range(3 + dims, 3 + 2 * dims), *range(3, 3 + dims), 2)
+        positions, taps = (math.prod(sizes) for sizes in (given.shape[2:], patches.shape[2 + dims : -1]))
+        grads = torch.unflatten(given.flatten(2), 1, (self.groups, -1))
+        found = seen.new_empty(len(seen), given.shape[1], taps, patches.shape[-1])
+        many = max(1, CACHED // math.prod(patches.shape[1:]))
+        for some, own, out in zip(*(torch.split(x, many) for x in (patches, grads, found)), strict=True):
+            rows = some.reshape(-1, positions, taps * patches.shape[-1])
+            torch.bmm(own.flatten(0, 1), rows, out=out.view(len(rows), -1, rows.shape[2]))
+        return found
+
     def _unfolded(self, seen: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Patches [N x groups, patch, T], and what their products are weighed with, [N x groups, outs, T]."""
-        rows = self._patches(seen, given.shape[2:]).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
+        rows = self._patches(seen.contiguous(), given.shape[2:]).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
         return rows, given.reshape(len(rows), -1, rows.shape[2])
 
     def _product(self, x: Tensor, grad: Tensor, clients: int) -> Tensor:
@@ -142,7 +159,8 @@ class LibraryConvolutionRule(Rule):
         few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1 and x.dtype == grad.dtype
         total: Any = 0.0
         for some, grads in zip(*(torch.split(images, PIECE, 1) for images in (seen, given)), strict=True):
-            patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64), grads.shape[3:])
+            some = some.flatten(0, 1).contiguous().to(x.dtype if few else torch.float64)
+            patches = self._patches(some, grads.shape[3:])
             rows = torch.unflatten(patches, 0, (clients, -1)).movedim(1, x.dim() + 1)  # next to the positions
             rows = rows.reshape(clients * self.groups, -1, grads[0, :, 0].numel())
             wide = torch.unflatten(grads, 2, (self.groups, -1)).movedim(1, 3).reshape(len(rows), -1, rows.shape[2])
@@ -180,7 +198,7 @@ class LibraryConvolutionRule(Rule):
     def _patches(self, seen: Tensor, output: Sizes) -> Tensor:
         """All that the kernel sees, [N, groups, C / groups, *kernel, *output], as a view of padded images."""
         taps = self._taps(seen)
-        x = F.pad(seen, [side for padding in reversed(taps.padding) for side in (padding, padding)]).contiguous()
+        x = F.pad(seen, [side for padding in reversed(taps.padding) for side in (padding, padding)])
         width, (n, channels, *steps) = x.shape[1] // self.groups, x.stride()
         moves = [step * by for along in (self.dilation, self.stride) for step, by in zip(steps, along, strict=True)]
         shape = (len(x), self.groups, width, *taps.kernel, *output)
