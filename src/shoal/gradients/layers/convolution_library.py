@@ -63,20 +63,20 @@ class LibraryConvolutionRule(Rule):
         weights = self.weight.of(params)[taps.places]
         order = torch.channels_last if self._last(x, weights) else torch.contiguous_format
         x = x.contiguous(memory_format=order)
-        weights = torch.unflatten(weights.flatten(0, 1).contiguous(memory_format=order), 0, (clients, -1))
+        weights = weights.flatten(0, 1).contiguous(memory_format=order)
         many = clients if x.is_cuda else 1
         y = [
             torch.convolution(
-                _beside(images, many), own.flatten(0, 1), None, self.stride, taps.padding, self.dilation,
+                _beside(images, many), own, None, self.stride, taps.padding, self.dilation,
                 self.transposed, self.output_padding, many * self.groups,
             )
-            for images, own in zip(x.chunk(clients // many), torch.split(weights, many), strict=True)
+            for images, own in zip(x.chunk(clients // many), weights.chunk(clients // many), strict=True)
         ]  # fmt: skip
         joined = torch.cat([_apart(part, many) for part in y]) if len(y) > 1 else _apart(y[0], many)
         if self.bias is not None:
             bias = self.bias.of(params).view(clients, 1, -1, *[1] * (x.dim() - 2))
             torch.unflatten(joined, 0, (clients, -1)).add_(bias)
-        return joined, (x, weights)
+        return joined, (x, torch.unflatten(weights, 0, (clients, -1)))
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
@@ -87,7 +87,8 @@ class LibraryConvolutionRule(Rule):
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        self._add(self._gradients(saved[0], grad, len(into)), saved[0], into, scale)
+        x, records = saved[0], len(into) == len(grad) and not grad.is_cuda
+        self._add(self._of_records(x, grad) if records else self._gradients(x, grad, len(into)), x, into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(torch.unflatten(_summed(grad), 0, (len(into), -1)).sum(1), alpha=scale)
 
@@ -99,9 +100,7 @@ class LibraryConvolutionRule(Rule):
         if few_positions(given.shape[2:].numel(), outs, patch):
             weight, found = None, self._gram_squares(seen, given)
         else:
-            products = self._products if grad.is_cuda else self._products_last
-            alone = min(outs, patch // math.prod(self._taps(seen).kernel)) == 1
-            weight = self._gradients(saved[0], grad, len(grad)) if alone else products(seen, given)
+            weight = self._of_records(saved[0], grad)
             found = squared(weight.flatten(1))
         return found if bias is None else found + squared(bias), (weight, bias)
 
@@ -111,9 +110,10 @@ class LibraryConvolutionRule(Rule):
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         weight, bias = self.squares(saved, grad)[1] if kept is None else kept
         x = saved[0]
-        total = self._product(x, weighed(grad, factors), len(into)) if weight is None else kept_sum(weight, factors)
-        if weight is not None and weight.dim() == 4:  # of _products_last
-            total = total.view(-1, *weight.shape[1:]).transpose(2, 3)
+        if weight is None:
+            total = self._product(x, weighed(grad, factors), len(into))
+        else:
+            total = kept_sum(weight, factors).view(-1, *weight.shape[1:])
         self._add(total, x, into, scale)
         if self.bias is not None and bias is not None:
             self.bias.of(into).add_(kept_sum(bias, factors), alpha=scale)
@@ -126,6 +126,13 @@ class LibraryConvolutionRule(Rule):
         else:
             found = gram_squares(gram(rows), grads, rows.shape[2])
         return found.view(len(seen), -1).sum(1)
+
+    def _of_records(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Each record's gradient of the weights, [N, size] or [N, O, taps, C]."""
+        seen, given = self._exchanged(x, grad)
+        if min(seen.shape[1], given.shape[1]) == self.groups:  # one channel each
+            return self._gradients(x, grad, len(grad))
+        return self._products(seen, given) if grad.is_cuda else self._products_last(seen, given)
 
     def _products(self, seen: Tensor, given: Tensor) -> Tensor:
         """Each record's gradient of the weights, [N, size], by products."""
@@ -182,12 +189,12 @@ class LibraryConvolutionRule(Rule):
         grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return [
             torch.ops.aten.convolution_backward(
-                _beside(own_grad, many), _beside(images, many), own.flatten(0, 1), None, self.stride, padding,
+                _beside(own_grad, many), _beside(images, many), own, None, self.stride, padding,
                 self.dilation, self.transposed, self.output_padding, many * self.groups,
                 [of_input, not of_input, False],
             )[not of_input]
             for images, own_grad, own in zip(
-                x.chunk(chunks), grad.chunk(chunks), torch.split(weights, many), strict=True
+                x.chunk(chunks), grad.chunk(chunks), weights.flatten(0, 1).chunk(chunks), strict=True
             )
         ]  # fmt: skip
 
@@ -198,7 +205,8 @@ class LibraryConvolutionRule(Rule):
     def _patches(self, seen: Tensor, output: Sizes) -> Tensor:
         """All that the kernel sees, [N, groups, C / groups, *kernel, *output], as a view of padded images."""
         taps = self._taps(seen)
-        x = F.pad(seen, [side for padding in reversed(taps.padding) for side in (padding, padding)])
+        sides = [side for padding in reversed(taps.padding) for side in (padding, padding)]
+        x = F.pad(seen, sides) if any(sides) else seen
         width, (n, channels, *steps) = x.shape[1] // self.groups, x.stride()
         moves = [step * by for along in (self.dilation, self.stride) for step, by in zip(steps, along, strict=True)]
         shape = (len(x), self.groups, width, *taps.kernel, *output)
@@ -216,6 +224,7 @@ class LibraryConvolutionRule(Rule):
 
     def _add(self, gradients: Tensor, x: Tensor, into: Tensor, scale: float) -> None:
         mine = self.weight.of(into)[self._taps(x).places]
+        gradients = gradients.transpose(2, 3) if gradients.dim() == 4 else gradients
         mine.add_(gradients.reshape(mine.shape), alpha=scale)
 
 
