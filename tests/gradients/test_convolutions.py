@@ -245,14 +245,16 @@ def _squares(module, x):
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("most", [1, 2**28])
 def test_gradients_of_records_by_products_are_the_librarys(name, most, monkeypatch):
-    """The way of CUDA, whatever is unfolded at a time."""
+    """The ways of CUDA and of a CPU, whatever is unfolded at a time."""
     monkeypatch.setattr(convolution_library, "MOST", most)
+    monkeypatch.setattr(convolution_library, "CACHED", most)
     module, shape = WAYS[name]
     layout = Layout.of(module.double())
     rule = LibraryConvolutionRule(module, *layout.entries)
     y, (x, _) = rule.forward(torch.rand(3, *shape, dtype=torch.float64), layout.flatten(module)[None])
-    products = rule._products(*rule._exchanged(x, y))
-    torch.testing.assert_close(products, rule._gradients(x, y, 3), **CLOSE)
+    wanted, images = rule._gradients(x, y, 3), rule._exchanged(x, y)
+    torch.testing.assert_close(rule._products(*images), wanted, **CLOSE)
+    torch.testing.assert_close(rule._products_last(*images).transpose(2, 3).reshape(3, -1), wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -81,9 +81,13 @@ int32_t add_normals(
             float *restrict first = into + k * stride + i, *restrict second = first + half;
             const float *restrict sum = sums ? sums + k * sums_stride + i : none, *restrict other = sums ? sum + half : none;
             for (int64_t j = 0; j < count; j++) least = (uint32_t)numbers[j] < least ? (uint32_t)numbers[j] : least;
-            if (least >= RARE && count == both) {
-                for (int64_t j = 0; j < count; j++)
-                    add_pair(first + j, second + j, sum[j], other[j], scale * radius_of(numbers[j]), angles[j]);
+            if (least >= RARE && both == BLOCK) {
+                for (int64_t j = 0; j < BLOCK / 2; j++) { /* two at a time: one waits for its root, the other goes on */
+                    int64_t l = j + BLOCK / 2;
+                    float r = scale * radius_of(numbers[j]), q = scale * radius_of(numbers[l]);
+                    add_pair(first + j, second + j, sum[j], other[j], r, angles[j]);
+                    add_pair(first + l, second + l, sum[l], other[l], q, angles[l]);
+                }
                 continue;
             }
             for (int64_t j = 0; j < count; j++) radii[j] = radius_of(numbers[j]);

@@ -29,6 +29,7 @@ from shoal.gradients.layout import Entry
 from shoal.mechanisms.update_clipping import PIECE
 
 MOST = 2**28  # numbers of unfolded images at a time
+CACHED = 2**19  # the same on a CPU, so that they stay in its caches
 
 Sizes = tuple[int, ...]
 Saved = tuple[Tensor, Tensor | None]  # the input, and the clients' weights [K, ...] for the gradient of the input
@@ -62,20 +63,20 @@ class LibraryConvolutionRule(Rule):
         weights = self.weight.of(params)[taps.places]
         order = torch.channels_last if self._last(x, weights) else torch.contiguous_format
         x = x.contiguous(memory_format=order)
-        weights = torch.unflatten(weights.flatten(0, 1).contiguous(memory_format=order), 0, (clients, -1))
+        weights = weights.flatten(0, 1).contiguous(memory_format=order)
         many = clients if x.is_cuda else 1
         y = [
             torch.convolution(
-                _beside(images, many), own.flatten(0, 1), None, self.stride, taps.padding, self.dilation,
+                _beside(images, many), own, None, self.stride, taps.padding, self.dilation,
                 self.transposed, self.output_padding, many * self.groups,
             )
-            for images, own in zip(x.chunk(clients // many), torch.split(weights, many), strict=True)
+            for images, own in zip(x.chunk(clients // many), weights.chunk(clients // many), strict=True)
         ]  # fmt: skip
         joined = torch.cat([_apart(part, many) for part in y]) if len(y) > 1 else _apart(y[0], many)
         if self.bias is not None:
             bias = self.bias.of(params).view(clients, 1, -1, *[1] * (x.dim() - 2))
             torch.unflatten(joined, 0, (clients, -1)).add_(bias)
-        return joined, (x, weights)
+        return joined, (x, torch.unflatten(weights, 0, (clients, -1)))
 
     def input_gradient(self, saved: Saved, grad: Tensor, params: Tensor) -> Tensor:
         """The gradient of the input, from that of the output."""
@@ -86,7 +87,8 @@ class LibraryConvolutionRule(Rule):
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        self._add(self._gradients(saved[0], grad, len(into)), saved[0], into, scale)
+        x, records = saved[0], len(into) == len(grad) and not grad.is_cuda
+        self._add(self._of_records(x, grad) if records else self._gradients(x, grad, len(into)), x, into, scale)
         if self.bias is not None:
             self.bias.of(into).add_(torch.unflatten(_summed(grad), 0, (len(into), -1)).sum(1), alpha=scale)
 
@@ -98,9 +100,8 @@ class LibraryConvolutionRule(Rule):
         if few_positions(given.shape[2:].numel(), outs, patch):
             weight, found = None, self._gram_squares(seen, given)
         else:
-            by_products = grad.is_cuda and min(outs, patch // math.prod(self._taps(seen).kernel)) > 1
-            weight = self._products(seen, given) if by_products else self._gradients(saved[0], grad, len(grad))
-            found = squared(weight)
+            weight = self._of_records(saved[0], grad)
+            found = squared(weight.flatten(1))
         return found if bias is None else found + squared(bias), (weight, bias)
 
     def accumulate_weighted(
@@ -109,19 +110,32 @@ class LibraryConvolutionRule(Rule):
         """into[K, P] += scale x sum_b factors[k, b] gradient[k, b]."""
         weight, bias = self.squares(saved, grad)[1] if kept is None else kept
         x = saved[0]
-        total = self._product(x, weighed(grad, factors), len(into)) if weight is None else kept_sum(weight, factors)
+        if weight is None:
+            total = self._product(x, weighed(grad, factors), len(into))
+        else:
+            total = kept_sum(weight, factors).view(-1, *weight.shape[1:])
         self._add(total, x, into, scale)
         if self.bias is not None and bias is not None:
             self.bias.of(into).add_(kept_sum(bias, factors), alpha=scale)
 
     def _gram_squares(self, seen: Tensor, given: Tensor) -> Tensor:
-        """The squared norms, from products of positions; those of groups are added."""
-        rows, grads = (images.transpose(1, 2) for images in self._unfolded(seen, given))
+        """The squared norms, from products of positions; those of groups are added.
+
+        The factors of the clip will be in the gradients, so it is the inputs that must be short (rule.LONGEST).
+        """
+        rows, grads = (images.transpose(1, 2) for images in self._exchanged(*self._unfolded(seen, given)))
         if rows.shape[1] == 1:
             found = outer_squares(rows.squeeze(1), grads.squeeze(1), False)
         else:
             found = gram_squares(gram(rows), grads, rows.shape[2])
         return found.view(len(seen), -1).sum(1)
+
+    def _of_records(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Each record's gradient of the weights, [N, size] or [N, O, taps, C]."""
+        seen, given = self._exchanged(x, grad)
+        if min(seen.shape[1], given.shape[1]) == self.groups:  # one channel each
+            return self._gradients(x, grad, len(grad))
+        return self._products(seen, given) if grad.is_cuda else self._products_last(seen, given)
 
     def _products(self, seen: Tensor, given: Tensor) -> Tensor:
         """Each record's gradient of the weights, [N, size], by products."""
@@ -131,9 +145,22 @@ class LibraryConvolutionRule(Rule):
         )
         return torch.cat([torch.bmm(grads, rows.transpose(1, 2)) for rows, grads in pieces]).view(len(seen), -1)
 
+    def _products_last(self, seen: Tensor, given: Tensor) -> Tensor:
+        """The same on a CPU, as [N, O, taps, C]: with the channels last, they are copied together."""
+        dims, patches = seen.dim() - 2, self._patches(seen, given.shape[2:])
+        patches = patches.permute(0, 1, *range(3 + dims, 3 + 2 * dims), *range(3, 3 + dims), 2)
+        positions, taps = (math.prod(sizes) for sizes in (given.shape[2:], patches.shape[2 + dims : -1]))
+        grads = torch.unflatten(given.flatten(2), 1, (self.groups, -1))
+        found = seen.new_empty(len(seen), given.shape[1], taps, patches.shape[-1])
+        many = max(1, CACHED // math.prod(patches.shape[1:]))
+        for some, own, out in zip(*(torch.split(x, many) for x in (patches, grads, found)), strict=True):
+            rows = some.reshape(-1, positions, taps * patches.shape[-1])
+            torch.bmm(own.flatten(0, 1), rows, out=out.view(len(rows), -1, rows.shape[2]))
+        return found
+
     def _unfolded(self, seen: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Patches [N x groups, patch, T], and what their products are weighed with, [N x groups, outs, T]."""
-        rows = self._patches(seen, given.shape[2:]).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
+        rows = self._patches(seen.contiguous(), given.shape[2:]).flatten(2, seen.dim()).flatten(3).flatten(0, 1)
         return rows, given.reshape(len(rows), -1, rows.shape[2])
 
     def _product(self, x: Tensor, grad: Tensor, clients: int) -> Tensor:
@@ -142,7 +169,8 @@ class LibraryConvolutionRule(Rule):
         few = given.shape[1] <= PIECE and given.shape[3:].numel() == 1 and x.dtype == grad.dtype
         total: Any = 0.0
         for some, grads in zip(*(torch.split(images, PIECE, 1) for images in (seen, given)), strict=True):
-            patches = self._patches(some.flatten(0, 1).to(x.dtype if few else torch.float64), grads.shape[3:])
+            some = some.flatten(0, 1).contiguous().to(x.dtype if few else torch.float64)
+            patches = self._patches(some, grads.shape[3:])
             rows = torch.unflatten(patches, 0, (clients, -1)).movedim(1, x.dim() + 1)  # next to the positions
             rows = rows.reshape(clients * self.groups, -1, grads[0, :, 0].numel())
             wide = torch.unflatten(grads, 2, (self.groups, -1)).movedim(1, 3).reshape(len(rows), -1, rows.shape[2])
@@ -164,12 +192,12 @@ class LibraryConvolutionRule(Rule):
         grad = grad.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
         return [
             torch.ops.aten.convolution_backward(
-                _beside(own_grad, many), _beside(images, many), own.flatten(0, 1), None, self.stride, padding,
+                _beside(own_grad, many), _beside(images, many), own, None, self.stride, padding,
                 self.dilation, self.transposed, self.output_padding, many * self.groups,
                 [of_input, not of_input, False],
             )[not of_input]
             for images, own_grad, own in zip(
-                x.chunk(chunks), grad.chunk(chunks), torch.split(weights, many), strict=True
+                x.chunk(chunks), grad.chunk(chunks), weights.flatten(0, 1).chunk(chunks), strict=True
             )
         ]  # fmt: skip
 
@@ -180,7 +208,8 @@ class LibraryConvolutionRule(Rule):
     def _patches(self, seen: Tensor, output: Sizes) -> Tensor:
         """All that the kernel sees, [N, groups, C / groups, *kernel, *output], as a view of padded images."""
         taps = self._taps(seen)
-        x = F.pad(seen, [side for padding in reversed(taps.padding) for side in (padding, padding)]).contiguous()
+        sides = [side for padding in reversed(taps.padding) for side in (padding, padding)]
+        x = F.pad(seen, sides) if any(sides) else seen
         width, (n, channels, *steps) = x.shape[1] // self.groups, x.stride()
         moves = [step * by for along in (self.dilation, self.stride) for step, by in zip(steps, along, strict=True)]
         shape = (len(x), self.groups, width, *taps.kernel, *output)
@@ -198,6 +227,7 @@ class LibraryConvolutionRule(Rule):
 
     def _add(self, gradients: Tensor, x: Tensor, into: Tensor, scale: float) -> None:
         mine = self.weight.of(into)[self._taps(x).places]
+        gradients = gradients.transpose(2, 3) if gradients.dim() == 4 else gradients
         mine.add_(gradients.reshape(mine.shape), alpha=scale)
 
 
