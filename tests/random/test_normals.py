@@ -126,6 +126,9 @@ def test_vectors_that_lie_otherwise_in_memory(like):
         ("(double)number + low", "(double)number + 0.5"),
         ("*first += sum + x", "*first += x"),
         ("*restrict second = first + half", "*restrict second = first"),
+        ("q = scale * radius_of(numbers[l])", "q = scale * radius_of(numbers[j])"),
+        ("r = scale * radius_of(numbers[j])", "r = scale * radius_of(numbers[j] | INT32_MIN)"),
+        ("other[l], q, angles[l]", "other[l], q, angles[l] & INT32_MAX"),
     ],
 )
 def test_a_loop_that_gives_other_numbers_is_not_used(right, wrong, tmp_path, monkeypatch):

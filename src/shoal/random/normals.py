@@ -248,7 +248,7 @@ def loop_in_c() -> Loop | None:
 
     edges = torch.tensor([0, 1, RARE - 1, RARE, -1, -2, 2**29, 2**30, 2**31 - 1, -(2**29), -(2**31)]).int()
     pairs = torch.cat(
-        [torch.cartesian_prod(edges, edges).t(), torch.arange(-(2**31), 2**31, 2**20).int().view(2, -1)], 1
+        [torch.cartesian_prod(edges, edges).t(), torch.arange(-(2**31), 2**31, 2**20).int().view(-1, 2).t()], 1
     )
     spare = torch.arange(-(2**31), 2**31, 2**23).int()
     bits = torch.cat([pairs.flatten(), spare]).view(1, -1)
