@@ -199,6 +199,7 @@ LAYERS = {
     "depthwise convolution": (lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6), (6, 4, 4)),
     "transposed convolution": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), (3, 4, 4)),
     "transposed convolution of few places": (lambda: nn.ConvTranspose1d(12, 12, 3), (12, 3)),
+    "transposed convolution of one place": (lambda: nn.ConvTranspose2d(12, 12, 3, padding=1, groups=2), (12, 1, 1)),
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 3, 3)),
     "layer norm": (lambda: nn.LayerNorm(6), (3, 6)),
     "embedding": (lambda: nn.Embedding(5, 4, padding_idx=0), (6,)),
@@ -312,6 +313,17 @@ def test_no_record_adds_more_than_the_bound_in_any_rule(device, name, seed, give
         step = max(1e-18, bound * 1e-6)
         into, out, _ = added(tape, clip, bound, params, -step / bound)
         assert_held(into, out, step * clip.excess(len(tape._layers)))
+
+
+@on_devices
+@pytest.mark.parametrize("name", LAYERS)
+def test_nor_where_its_factor_leaves_its_gradient_few_digits(device, name):
+    """Long inputs make the factor small: its product with a gradient is subnormal, and may be rounded up."""
+    with on(device) as where:
+        little, long, short = (-149, -140), (102, 106), (-30, -20)  # those of the first layer count
+        tape, params = taped(name, where, True, drawing(7, [little, long, short, little, little, little]))
+        into, out, _ = added(tape, RecordClip(), LEAST_SCALE, params, 1.0)
+        assert_held(into, out, LEAST_SCALE)
 
 
 @needs_gpu

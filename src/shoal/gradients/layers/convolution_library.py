@@ -119,8 +119,11 @@ class LibraryConvolutionRule(Rule):
             self.bias.of(into).add_(kept_sum(bias, factors), alpha=scale)
 
     def _gram_squares(self, seen: Tensor, given: Tensor) -> Tensor:
-        """The squared norms, from products of positions; those of groups are added."""
-        rows, grads = (images.transpose(1, 2) for images in self._unfolded(seen, given))
+        """The squared norms, from products of positions; those of groups are added.
+
+        The factors of the clip will be in the gradients, so it is the inputs that must be short (rule.LONGEST).
+        """
+        rows, grads = (images.transpose(1, 2) for images in self._exchanged(*self._unfolded(seen, given)))
         if rows.shape[1] == 1:
             found = outer_squares(rows.squeeze(1), grads.squeeze(1), False)
         else:
