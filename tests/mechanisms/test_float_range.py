@@ -30,6 +30,7 @@ from shoal.mechanisms.schedules import LEAST_SCALE, MOST_SCALE
 from shoal.mechanisms.sparsification import Select
 from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
 from shoal.training.finite import GREATEST, finite_or_zero
+from shoal.training.local_training import Without
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICES = ["cpu", "cpu, flushed", pytest.param("cuda", marks=needs_gpu)]
@@ -324,6 +325,19 @@ def test_nor_where_its_factor_leaves_its_gradient_few_digits(device, name):
         tape, params = taped(name, where, True, drawing(7, [little, long, short, little, little, little]))
         into, out, _ = added(tape, RecordClip(), LEAST_SCALE, params, 1.0)
         assert_held(into, out, LEAST_SCALE)
+
+
+@on_devices
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_record_without_a_finite_norm_adds_nothing(device, kernels, name):
+    """Also where its numbers are finite, and their sums are not."""
+    with on(device) as where:
+        tape, params = taped(name, where, kernels, drawing(7, [(127, 127), (-100, 127)]))
+        without = Without(tape, ~tape.squares().sum(0).isfinite())
+        into, out, _ = added(without, RecordClip(), 1.0, params, 1.0)
+        assert out.any()
+        assert not into[out].any()
 
 
 @needs_gpu

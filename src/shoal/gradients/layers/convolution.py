@@ -154,7 +154,8 @@ class Conv2dRule(Rule):
             return
         self._add_kernel(kept_sum(kept, factors).view(len(into), *kept.shape[1:]), into, scale)
         if self.bias is not None:
-            self.bias.of(into).add_(kept_sum(grad.sum((2, 3)), factors), alpha=scale)
+            bias = grad.sum((2, 3)).where(factors.reshape(-1, 1) != 0, 0.0)  # else 0 x inf
+            self.bias.of(into).add_(kept_sum(bias, factors), alpha=scale)
 
     def _accumulate_records(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """In float64, but for few records of one position (update_clipping.summed_products says why)."""
