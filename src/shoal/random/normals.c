@@ -16,14 +16,9 @@ static inline float logarithm(float u, float left) {
     bits -= e * (1 << 23);
     float m, k = (float)e;
     memcpy(&m, &bits, 4);
-    float f = e == 0 ? -left : m - 1, z = f * f, p = 7.0376836292e-2f;
-    p = p * f - 1.1514610310e-1f;
-    p = p * f + 1.1676998740e-1f;
-    p = p * f - 1.2420140846e-1f;
-    p = p * f + 1.4249322787e-1f;
-    p = p * f - 1.6668057665e-1f;
-    p = p * f + 2.0000714765e-1f;
-    p = p * f - 2.4999993993e-1f;
+    float f = e == 0 ? -left : m - 1, z = f * f; /* in pairs, which do not wait for each other */
+    float p = (7.0376836292e-2f * f - 1.1514610310e-1f) * z + (1.1676998740e-1f * f - 1.2420140846e-1f);
+    p = p * (z * z) + ((1.4249322787e-1f * f - 1.6668057665e-1f) * z + (2.0000714765e-1f * f - 2.4999993993e-1f));
     p = p * f + 3.3333331174e-1f;
     p = p * f * z - 2.12194440e-4f * k - 0.5f * z;
     return f + p + 0.693359375f * k;
