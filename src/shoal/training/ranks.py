@@ -178,7 +178,7 @@ class Ranks:
             if not _BROKEN.search(why):
                 raise RunError(f"rank {self.rank} of {self.count} failed beside {who}: {why}") from error
             raise Lost(
-                f"{who} of {self.count} has gone: its process was killed, or its machine or network failed ({why})",
+                f"{who} of {self.count} has gone: its process was killed, or its machine or network failed",
                 silent=self.rank > 1 or (self.rank == 1 and _rank_0_ends_by_itself()),
             ) from error
 
