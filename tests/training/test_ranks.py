@@ -225,12 +225,23 @@ def test_an_error_that_is_no_lost_connection_is_named(cause):
     assert str(failed.value).endswith(cause.rpartition("] ")[2])
 
 
+class AtOnce:
+    """A timer for which no time passes."""
+
+    def __init__(self, seconds, function, args, kwargs):
+        assert seconds == ranks.QUIET
+        self.start = lambda: function(*args, **kwargs)
+
+    def cancel(self):
+        pass
+
+
 @pytest.mark.parametrize(("rank", "other"), [(1, "rank 0"), (0, "ranks 1 to 2")])
 def test_a_rank_that_finds_nobody_says_what_it_waits_for_and_gives_up_in_one_line(rank, other, monkeypatch, capfd):
     """Rank 0 may have died before this one had loaded torch: who waits for it waits in vain."""
     assert ranks.MEETING.total_seconds() <= 120
     monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=1))
-    monkeypatch.setattr(ranks, "QUIET", 0.01)
+    monkeypatch.setattr(ranks, "Timer", AtOnce)
     port = str(free_port())
     for name, value in {
         "RANK": str(rank),

@@ -191,7 +191,7 @@ def test_the_claim_holds_against_the_server_too(tmp_path):
     expected = epsilon(Repeat(Gaussian(NOISE / 2), 2), 1e-5).epsilon
     for unit in ("client", "record"):
         for observer in ("release", "server"):
-            assert proven[unit, observer] == pytest.approx(expected, rel=1e-5)
+            assert expected <= proven[unit, observer] <= 1.000002 * expected
     trusted, _ = served(tmp_path / "2", in_clear(), with_keys(tmp_path / "2"))
     proven = {(claim["unit"], claim["observer"]): claim["epsilon"] for claim in trusted.proven}
     assert proven["client", "server"] is None
