@@ -1,7 +1,7 @@
 """Matrix products of many clients on CUDA: float32 by tensor cores, for shapes where that was measured to be faster.
 
 Tensor cores multiply numbers of 11 digits (TF32), and float32 has 24. So each number is split into x + x', with x its
-first 11 digits, and a b is computed as a' b + a b' + a b (Ootomo and Yokota 2022, "Recovering single precision
+first 11 digits, and a b is computed as a' b + a b' + a b (Ootomo & Yokota 2022, "Recovering single precision
 accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance").
 
 The error is of float32's order. x is rounded, so x' is at most 2^-11 of the number and has 12 digits, of which tensor
