@@ -1,7 +1,8 @@
 """CIFAR-10 at a proven epsilon, from features that no photograph was used for: one JSON line a figure.
 
     SHOAL_DATA=... python benchmarks/cifar10.py --features features.safetensors --out FOLDER --epsilon 1 [--sites 10]
-    SHOAL_DATA=... python benchmarks/cifar10.py --out FOLDER --epsilon 8 --head-steps 0 --steps 2000 --rate 2
+    SHOAL_DATA=... python benchmarks/cifar10.py --out FOLDER --epsilon 8 --head-steps 0 --steps 2000 --rate 2 \
+        [--beside 2 --chosen docs/results/patches_search.jsonl]
 
 The features are those of benchmarks/synthetic_pictures.py. Training is in two phases, as in Tang et al. (2023),
 https://arxiv.org/abs/2306.06076: the last layer alone on the features of every picture, then the whole network. All
@@ -16,6 +17,10 @@ but for the number of steps and views; with fewer steps the learning rate of the
 Without `--features` the network starts from scratch, with standardised weights, as that of De et al., and with the
 scale normalisation of Klause et al. (2022), https://arxiv.org/abs/2203.00324.
 
+With `--beside` a part of the budget, which alone would be that epsilon, goes to a softmax regression on features of
+patches (benchmarks/patch_features.py). Both then classify together, by the mean of their log-probabilities. Those of
+the network are means over a picture, its mirror image, and both moved by two pixels in four directions.
+
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
 given again. Lines are appended to FOLDER/cifar10.jsonl.
 """
@@ -25,45 +30,28 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import patch_features
 import shoal
-from shoal.accounting import accountants, calibration
-from shoal.accounting.events import Event, Gaussian, Repeat, Sampled
+from record_budget import DELTA, noise_for, spent, steps_of
 from shoal.data import Dataset
 from shoal.models import StandardisedConv2d
 from shoal.result import Interrupted
 from shoal.training.augmentation import CROPS, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
 
-DELTA = 1e-5
 HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
 AVERAGED = 0.3
 """The share of the last steps over which the released network is averaged."""
-
-
-def steps_of(noise: float, rate: float, steps: int) -> Event:
-    return Repeat(Sampled("poisson", rate, Gaussian(noise)), steps)
-
-
-def noise_for(epsilon: float, rate: float, steps: int) -> float:
-    """The noise multiplier at which all steps cost epsilon, add-or-remove."""
-    return calibration.noise(lambda noise: steps_of(noise, rate, steps), calibration.Budget(epsilon, DELTA)).value
-
-
-def spent(noise: float, rate: float, steps: int) -> dict[str, float | None]:
-    """What so many steps cost, by adjacency."""
-    event = steps_of(noise, rate, steps)
-    return {
-        adjacency: accountants.epsilon(event, DELTA, "pld", adjacency).epsilon
-        for adjacency in ("add-or-remove", "replace-one")
-    }
 
 
 @torch.no_grad()
@@ -78,6 +66,20 @@ def features(network: PictureNetwork, x: Tensor, views: int, seed: int, device: 
             chosen = torch.randint(2 * CROPS**2, (1, len(part), views), generator=random).to(device)
             seen = augmented(seen.unsqueeze(0), chosen).squeeze(0)
         found.append(network.features(seen).view(len(part), -1, WIDTH).mean(1).cpu())
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def log_probabilities(network: PictureNetwork, x: Tensor, device: str, at_once: int = 500) -> Tensor:
+    """Those of every picture's classes [N, classes], the mean over ten views."""
+    network.to(device).eval()
+    found = []
+    for part in torch.split(x, at_once):
+        padded = F.pad(part.to(device), (2, 2, 2, 2))
+        side = part.shape[-1]
+        moved = [padded[..., i : i + side, j : j + side] for i, j in ((2, 2), (0, 2), (4, 2), (2, 0), (2, 4))]
+        views = [view for each in moved for view in (each, each.flip(-1))]
+        found.append(torch.stack([torch.log_softmax(network(view), 1) for view in views]).mean(0).cpu())
     return torch.cat(found)
 
 
@@ -135,6 +137,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate of the whole network; else that of Tang et al.")
     parser.add_argument("--batch", type=int, default=4096, help="expected records in a step, of all sites")
     parser.add_argument("--views", type=int, default=4, help="views of each record, averaged before the clip")
+    parser.add_argument("--beside", type=int, metavar="EPSILON", help="of a softmax regression on patches' features")
+    parser.add_argument("--chosen", type=Path, metavar="SEARCH", help="its settings: the lines of patch_features.py")
     parser.add_argument("--frozen", type=int, default=0, help="how many of the first 7 blocks stay as they are")
     parser.add_argument("--records", type=int, help="use the first so many alone (to try the script)")
     parser.add_argument("--micro-views", type=int, default=1024, help="views that are run at once")
@@ -153,28 +157,32 @@ def main() -> None:
     records, steps = len(train_y), given.head_steps + given.steps
     network_rate = given.rate or NETWORK_RATE * NETWORK_STEPS / max(1, given.steps)
     rate = given.batch / records
-    noise = noise_for(given.epsilon, rate, steps)
+    part = [patch_features.cost(given.beside)] if given.beside else []
+    noise = noise_for(given.epsilon, rate, steps, *part)
     torch.manual_seed(given.seed)
     network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d, scale_norm=True)
     if given.features:
         network.load_state_dict(load_file(given.features))
     elif given.head_steps:
         parser.error("--head-steps needs --features; from scratch set it to 0")
-    start = "" if given.features else "scratch-"
+    if given.beside and given.chosen is None:
+        parser.error("--chosen: give the file of a search")
+    start = ("" if given.features else "scratch-") + (f"beside{given.beside}-" if given.beside else "")
     cell = (
         f"{start}epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
     )
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    print(json.dumps({"cell": cell, "noise_multiplier": noise, "rate": rate} | spent(noise, rate, steps)), flush=True)
+    costs = spent(steps_of(noise, rate, steps), *part)
+    print(json.dumps({"cell": cell, "noise_multiplier": noise, "rate": rate} | costs), flush=True)
 
-    def figure(phase: str, done: int, result: shoal.Result) -> None:
+    def figure(phase: str, done: int, accuracy: float | None, stopped: str | None = None) -> None:
         line = {
-            "cell": cell, "phase": phase, "accuracy": result.accuracy, "delta": DELTA,
-            "epsilon": spent(noise, rate, done),
+            "cell": cell, "phase": phase, "accuracy": accuracy, "delta": DELTA,
+            "epsilon": spent(steps_of(noise, rate, done), *part),
             "noise_multiplier": noise, "rate": rate, "steps": done, "views": given.views, "frozen": given.frozen,
             "rate_of_network": network_rate,
             "clip_norm": 1.0, "sites": given.sites, "seed": given.seed, "device": device, "records": records,
-            "seconds": round(time.perf_counter() - started, 1), "stopped": result.stopped,
+            "seconds": round(time.perf_counter() - started, 1), "stopped": stopped,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
         with (given.out / "cifar10.jsonl").open("a", encoding="utf-8") as file:
@@ -193,8 +201,17 @@ def main() -> None:
             nn.init.zeros_(parameter)
         wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": 2 * given.seed}
         result = trained(given, given.out / cell / "head", ends, wanted, data, last)
-        figure("head", given.head_steps, result)
+        figure("head", given.head_steps, result.accuracy, result.stopped)
         return result.model
+
+    def patches() -> Tensor:
+        """The log-probabilities of the softmax regression; its noise has another seed than the network's."""
+        name = f"cifar10/{given.sites}/{given.beside}/{given.seed}"
+        data = replace(pictures, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
+        chosen = patch_features.best(given.chosen, given.beside)
+        line, found = patch_features.beside(name, chosen, data, given.device)
+        print(json.dumps(line), flush=True)
+        return found
 
     given.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -215,9 +232,13 @@ def main() -> None:
             train_x.numpy(), train_y.numpy(), test=(test_x.numpy(), test_y.numpy()), name="cifar10",
             classes=pictures.classes,
         )  # fmt: skip
-        figure(
-            "network", steps, trained(given, given.out / cell / "network", ends, wanted, data, network.cpu().train())
-        )
+        result = trained(given, given.out / cell / "network", ends, wanted, data, network.cpu().train())
+        figure("network", steps, result.accuracy, result.stopped)
+        if given.beside:
+            network.load_state_dict(result.model)
+            seen = log_probabilities(network, test_x, given.device)
+            for phase, found in (("network, ten views", seen), ("both", seen + patches())):
+                figure(phase, steps, (found.argmax(1) == test_y).float().mean().item())
     except Interrupted as stopped:
         print(json.dumps({"cell": cell, "interrupted": str(stopped)}), flush=True)
 

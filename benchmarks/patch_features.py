@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 import tempfile
 import time
@@ -35,7 +36,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 import shoal
-from cifar10 import DELTA, noise_for, spent
+from record_budget import DELTA, noise_for, spent, steps_of
+from shoal.accounting.events import Event
 from shoal.data import Dataset
 from synthetic_pictures import dead_leaves, generated
 
@@ -214,15 +216,21 @@ def search(given: argparse.Namespace, records: int = 50_000) -> None:
 
 
 def best(path: Path, epsilon: int) -> dict[str, Any]:
-    """The best settings of a search."""
+    """The best settings of a search, at the epsilon nearest to this one."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = max((line for line in lines if line["epsilon"] == epsilon), key=lambda line: line["accuracy"])
+    nearest = min((line["epsilon"] for line in lines), key=lambda searched: abs(math.log(searched / epsilon)))
+    found = max((line for line in lines if line["epsilon"] == nearest), key=lambda line: line["accuracy"])
     return {key: found[key] for key in ("network", "components", "lr")}
 
 
 def write(path: Path, line: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def cost(epsilon: int) -> Event:
+    """What a run at this epsilon does to a record."""
+    return steps_of(noise_for(epsilon, 1.0, STEPS), 1.0, STEPS)
 
 
 def cells(chosen: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -254,7 +262,7 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
         "budget.delta": DELTA,
         "engine.evaluate_every": STEPS,
         "engine.checkpoint_every": STEPS,
-    } | (shared if sites > 1 else {"per_step.noise_multiplier": noise}), spent(noise, 1.0, STEPS)
+    } | (shared if sites > 1 else {"per_step.noise_multiplier": noise}), spent(cost(epsilon))
 
 
 def main() -> None:
@@ -276,26 +284,38 @@ def main() -> None:
     pictures = shoal.load("cifar10")
     for name in dict.fromkeys(chosen["network"] for _, chosen in wanted):
         network = Network.of(name, Generator(given.device).manual_seed(0))
-        features = [
-            torch.cat([network.features(part.to(given.device)) for part in x.split(5000)])
-            for x in (pictures.train_x, pictures.test_x)
-        ]
+        features = [network.features(x.to(given.device)) for x in (pictures.train_x, pictures.test_x)]
         for components in GRID["components"]:
             of_it = [each for each in wanted if (each[1]["network"], each[1]["components"]) == (name, components)]
             if not of_it:
                 continue
-            train, test = (network.components(each, int(components)).cpu().numpy() for each in features)
-            data = shoal.from_arrays(
-                train, pictures.train_y.numpy(), test=(test, pictures.test_y.numpy()), classes=pictures.classes,
-                scale="raw", pictures=False, name="cifar10-patches",
-            )  # fmt: skip
+            data = components_of(pictures, network, features, int(components))
             for cell, chosen in of_it:
-                write(given.out, line := run(cell, chosen, data, given.device) | {"device": device})
+                found = run(cell, chosen, data, given.device)[0]
+                write(given.out, line := found | {"device": device})
                 print(json.dumps(line), flush=True)
 
 
-def run(cell: str, chosen: dict[str, Any], data: Dataset, device: str) -> dict[str, Any]:
-    """A cell's line."""
+def components_of(pictures: Dataset, network: Network, features: list[Tensor], count: int) -> Dataset:
+    """Pictures by so many components of their features, of those for training and for the test."""
+    train, test = (network.components(each, count).cpu().numpy() for each in features)
+    return shoal.from_arrays(
+        train, pictures.train_y.numpy(), test=(test, pictures.test_y.numpy()), classes=pictures.classes, scale="raw",
+        pictures=False, name="cifar10-patches",
+    )  # fmt: skip
+
+
+def beside(cell: str, chosen: dict[str, Any], pictures: Dataset, device: str) -> tuple[dict[str, Any], Tensor]:
+    """A cell's line, and the logarithms of the probabilities of the test pictures' classes [N, classes]."""
+    network = Network.of(chosen["network"], Generator(device).manual_seed(0))
+    features = [network.features(x.to(device)) for x in (pictures.train_x, pictures.test_x)]
+    data = components_of(pictures, network, features, int(chosen["components"]))
+    line, weights = run(cell, chosen, data, device)
+    return line, torch.log_softmax(torch.as_tensor(data.test_x).float() @ weights.cpu().T, 1)
+
+
+def run(cell: str, chosen: dict[str, Any], data: Dataset, device: str) -> tuple[dict[str, Any], Tensor]:
+    """A cell's line, and the weights that are released."""
     started = time.perf_counter()
     wanted, epsilon = settings(cell, chosen, len(data.train_y))
     model = nn.Linear(data.train_x.shape[1], 10, bias=False)
@@ -303,7 +323,7 @@ def run(cell: str, chosen: dict[str, Any], data: Dataset, device: str) -> dict[s
     with tempfile.TemporaryDirectory() as runs:
         result = shoal.run(wanted, runs=runs, data=data, model=model, device=device)
     found = {"cell": cell, "accuracy": result.accuracy, "epsilon": epsilon, "delta": DELTA, "steps": STEPS}
-    return found | chosen | {"seconds": round(time.perf_counter() - started, 1)}
+    return found | chosen | {"seconds": round(time.perf_counter() - started, 1)}, result.model["weight"]
 
 
 if __name__ == "__main__":
