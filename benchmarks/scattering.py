@@ -1,7 +1,7 @@
 """Record-level accuracy at a proven epsilon on scattering features, in one place and over sites: one JSON line a run.
 
-    SHOAL_DATA=... python benchmarks/scattering.py --out FILE [--cells 'mnist/1/3/.*'] [--device cuda]
-    SHOAL_DATA=... python benchmarks/scattering.py --out FILE --search --cells 'mnist/.*'
+    SHOAL_DATA=... python benchmarks/scattering.py --search --out SEARCH [--cells 'mnist/.*'] [--device cuda]
+    SHOAL_DATA=... python benchmarks/scattering.py --chosen SEARCH --out FILE [--cells 'mnist/1/3/.*'] [--device cuda]
     python benchmarks/scattering.py --out FILE --plot PICTURE [--patches FILE]
 
 A small network on the fixed wavelet features of Tramèr & Boneh (2021), https://arxiv.org/abs/2011.11660. A cell is
@@ -51,9 +51,7 @@ GRIDS = (
     },
     {"model": ("scatter-linear",), "lr": (4.0, 8.0, 16.0, 32.0), "momentum": (0.9,), "batch": ("all",)},
 )
-LR = {"mnist": 16.0, "fashion-mnist": 8.0, "cifar10": 16.0}
-BATCH = {"mnist": "all", "fashion-mnist": "all", "cifar10": 8192}
-CHOSEN = {name: {"model": "scatter-linear", "lr": LR[name], "momentum": 0.9, "batch": BATCH[name]} for name in DATA}
+CHOSEN_ON = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "cifar10": "fashion-mnist"}
 
 
 def scattered(name: str, device: str) -> Dataset:
@@ -75,7 +73,7 @@ def scattered(name: str, device: str) -> Dataset:
     )
 
 
-def cells(search: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def cells(search: bool, chosen: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the settings of every cell."""
     if search:
         for name, grid in itertools.product(DATA, GRIDS):
@@ -83,7 +81,14 @@ def cells(search: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{name}/1/3/0/" + "/".join(map(str, values)), dict(zip(grid, values, strict=True))
         return
     for name, sites, epsilon, seed in itertools.product(DATA, SITES, EPSILONS, range(SEEDS)):
-        yield f"{name}/{sites}/{epsilon}/{seed}", CHOSEN[name]
+        yield f"{name}/{sites}/{epsilon}/{seed}", best(chosen, CHOSEN_ON[name])
+
+
+def best(path: Path, name: str) -> dict[str, Any]:
+    """The best settings of a search on a data set."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = max((line for line in lines if line["cell"].startswith(f"{name}/")), key=lambda line: line["accuracy"])
+    return {key: found[key] for key in GRIDS[0]}
 
 
 def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -148,6 +153,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default=".*", help="a regular expression for whole names")
     parser.add_argument("--search", action="store_true")
+    parser.add_argument("--chosen", type=Path, metavar="SEARCH", help="the lines of a search")
     parser.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
     parser.add_argument("--patches", type=Path, metavar="FILE", help="lines of patch_features.py to draw beside them")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -159,9 +165,11 @@ def main() -> None:
     )
     if given.plot:
         return plot(lines, patches, given.plot)
+    if not given.search and given.chosen is None:
+        parser.error("--chosen: give the file of a search")
     done = {line["cell"] for line in lines}
     held: dict[str, Dataset] = {}
-    for cell, chosen in cells(given.search):
+    for cell, chosen in cells(given.search, given.chosen):
         if cell in done or not re.fullmatch(given.cells, cell):
             continue
         name = cell.split("/")[0]
