@@ -16,7 +16,7 @@ from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training import cuda_graphs
 from shoal.training.chunking import _bytes_of_one
-from shoal.training.context import pick_device, stand_ins
+from shoal.training.context import stand_ins
 from shoal.training.engine_settings import Settings
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
@@ -197,16 +197,3 @@ def test_a_round_waits_for_the_gpu_once_however_many_chunks_it_has(name):
     assert len([each for each in waits if "called a synchronizing" in str(each.message)]) <= 1
     assert torch.equal(total.update, again.update)
     assert again.clients == 6
-
-
-def test_the_gpu_that_is_named_becomes_the_current_one(monkeypatch):
-    """Triton's kernels and recorded steps run on the current one, wherever their numbers lie."""
-    current = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert pick_device("cuda") == torch.device("cuda")
-    assert pick_device("cuda:1") == torch.device("cuda:1")
-    assert current == [torch.device("cuda:1")]
-    with pytest.raises(RunError, match="there is no device 'cuda:2': PyTorch sees 2, from cuda:0 on"):
-        pick_device("cuda:2")
