@@ -35,6 +35,7 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 def computing(precision: Precision) -> Iterator[None]:
     """PyTorch's switches as a precision says: all digits, but for convolutions on CUDA where it allows that.
 
+    A caller's autocast is off inside: it would shorten what is clipped, norms and sums apart.
     The switches are of the whole process: two threads must not enter this at a time with different precisions.
     """
     restore, short = _restoring(), precision != "float32"
@@ -46,7 +47,8 @@ def computing(precision: Precision) -> Iterator[None]:
                 switch.fp32_precision = "tf32" if library == "cudnn" and short else "ieee"
         if precision == "bf16" and not _onednn_has_bf16():
             torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-        yield
+        with no_autocast():
+            yield
     finally:
         restore()
 
@@ -96,13 +98,23 @@ def rough(precision: Precision, x: Tensor) -> AbstractContextManager[None]:
 def autocast(precision: Precision, x: Tensor) -> AbstractContextManager[object]:
     """For a model that runs where `x` lies: its products in bfloat16, where that is the precision."""
     if precision != "bf16":
-        return nullcontext()
+        return without_autocast(x)
     return torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False)
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """A caller's autocast decides nothing inside."""
+    with _without_autocast("cpu"), _without_autocast("cuda"):
+        yield
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """For what is computed where `x` lies in the types that it has."""
-    kind = x.device.type
+    return _without_autocast(x.device.type)
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 

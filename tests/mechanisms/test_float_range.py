@@ -340,6 +340,40 @@ def test_a_record_without_a_finite_norm_adds_nothing(device, kernels, name):
         assert not into[out].any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES[:2])  # sums of a GPU may be in any order
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+@given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from([None, 0.0, math.inf, math.nan]))
+@example(7, [(127, 127), (-100, 127)], 1.0, None)  # sums that overflow
+@few
+def test_what_a_record_adds_is_the_same_to_the_last_bit_whatever_the_others_are(
+    device, kernels, name, seed, other_spans, bound, filled
+):
+    """Their numbers change, not how many they are: products of another shape may be summed in another order."""
+    found = []
+    with on(device) as where:
+        for others in (drawing(seed + 100, [(-8, 8)]), drawing(seed, other_spans)):
+            own = drawing(seed + 200, [(-8, 8)])
+
+            def draw(*shape, own=own, others=others, wild_ones=bool(found)):
+                beside = others(*shape)
+                beside = beside if filled is None or not wild_ones else torch.full_like(beside, filled)
+                return torch.cat([own(*shape)[:1], beside[1:]])
+
+            rows, params = taped(name, where, kernels, draw)
+            tape = LayerTape(torch.ones(1, RECORDS, device=where), rows._size, rows._layers)  # of one client
+            tape[:] = rows
+            without = Without(tape, ~tape.squares().sum(0).isfinite())
+            factors = RecordClip().factors(without.squares(), params.new_tensor(bound), {})
+            factors[..., 1:] = 0
+            into = torch.zeros_like(params[:1])
+            without.accumulate(into, 1.0, factors)
+            found.append((without.squares()[..., 0].cpu(), into.cpu()))
+    assert found[0][1].any()
+    assert all(map(torch.equal, *found))
+
+
 @needs_gpu
 @pytest.mark.parametrize("name", LAYERS)
 @given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from(CLIPS))

@@ -200,6 +200,12 @@ def test_the_check_leaves_weights_and_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_callers_autocast_is_no_memory_of_the_model():
+    """It keeps shortened weights between two passes."""
+    with torch.autocast("cpu", torch.bfloat16):
+        check(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (1, 8, 8), 10, record_level=True)
+
+
 def test_batchnorm_is_refused_where_noise_would_spoil_its_statistics():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     check(model, (1, 8, 8), 10, record_level=False)

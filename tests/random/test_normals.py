@@ -282,4 +282,5 @@ def test_too_few_words_to_extend_with_are_noticed(kernels):
         pytest.skip("needs a C compiler")
     loop = loop_in_c() if kernels else by_operations
     assert not loop(torch.zeros(1, 200), torch.ones(1), torch.zeros(1, 204, dtype=torch.int32))
+    assert not loop(torch.zeros(1, 4), torch.ones(1), torch.zeros(1, 10, dtype=torch.int32)), "two of eight too few"
     assert loop(torch.zeros(1, 2), torch.ones(1), torch.zeros(1, 6, dtype=torch.int32))

@@ -253,6 +253,17 @@ def test_pytorchs_switches_decide_nothing_and_are_as_before_afterwards(precision
     assert (switches(), torch.backends.cudnn.allow_tf32) == ("medium", before)
 
 
+@pytest.mark.parametrize("way", ["rules", "vmap", "sequential"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_nor_does_a_callers_autocast(precision, way):
+    """It would shorten the products that norms are made of: a record was clipped to 1.006 times the bound."""
+    wanted = updates(RECORD, precision, way=way)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = updates(RECORD, precision, way=way)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize(("precision", "has"), [("bf16", False), ("bf16", True), ("float32", False)])
 def test_onednn_is_not_asked_for_bf16_that_it_does_not_have(precision, has, monkeypatch):
     """PyTorch would ask it for every product, and warn with a stack of C++."""

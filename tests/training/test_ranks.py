@@ -256,6 +256,51 @@ def test_a_rank_that_finds_nobody_says_what_it_waits_for_and_gives_up_in_one_lin
     assert waits in capfd.readouterr().err.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"MASTER_ADDR": None}, "MASTER_ADDR must be set for rank 1 of 2: torchrun does so"),
+        ({"MASTER_PORT": None}, "MASTER_PORT must be set for rank 1 of 2"),
+        ({"MASTER_PORT": "99999"}, "MASTER_ADDR and MASTER_PORT, 127.0.0.1:99999: port must "),
+        ({"RANK": "2"}, "RANK must be from 0 to 1, below WORLD_SIZE, got 2"),
+    ],
+)
+def test_an_environment_in_which_ranks_cannot_meet_is_refused_at_once(changed, said, monkeypatch):
+    there = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | changed
+    for name, value in there.items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        ranks.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["no store", "died"])
+def test_a_rank_gives_up_where_torch_would_wait_for_ever(case):
+    """For an answer of another service at the port, or for a rank that died after it was met."""
+    code = """
+import os, signal, sys
+from datetime import timedelta
+from shoal.training import ranks
+
+case, port = sys.argv[1:]
+ranks.MEETING = timedelta(seconds=3)
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+os.environ["RANK"] = "1" if case == "no store" or not os.fork() else "0"
+if case == "died" and os.environ["RANK"] == "1":
+    ranks._begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+try:
+    ranks.join()
+except ranks.Lost as lost:
+    print(lost)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1] if case == "no store" else free_port()
+        words = [sys.executable, "-c", code, case, str(port)]
+        said = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+    rank, who = (1, "rank 0") if case == "no store" else (0, "all other ranks")
+    assert said.startswith(f"rank {rank} of 2 has not met {who} at 127.0.0.1:{port} within 3 seconds: start all ")
+
+
 def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):
     """What listens to every address listens to 127.0.0.2 too."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")

@@ -20,6 +20,7 @@ from shoal.result import Interrupted
 from shoal.training import cuda_graphs, trial_step
 from shoal.training.batch_plan import planned
 from shoal.training.chunking import Chunker
+from shoal.training.context import pick_device
 from shoal.training.cuda_graphs import Graphs
 from shoal.training.local_training import train
 from shoal.training.round import run_round
@@ -634,3 +635,16 @@ def test_no_record_changes_what_is_dropped_of_another():
     after = net.backward(params, x, y, torch.ones(1, 8), seeds).squares()
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(after[..., others], before[..., others])
+
+
+def test_the_gpu_that_is_named_becomes_the_current_one(monkeypatch):
+    """Triton's kernels and recorded steps run on the current one, wherever their numbers lie."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert pick_device("cuda") == torch.device("cuda")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]
+    with pytest.raises(RunError, match="there is no device 'cuda:2': PyTorch sees 2, from cuda:0 on"):
+        pick_device("cuda:2")

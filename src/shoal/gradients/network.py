@@ -27,6 +27,7 @@ from shoal.gradients.losses import Losses, cross_entropy
 from shoal.gradients.protocols import Network
 from shoal.gradients.ways import Sizes, Trial, Way, Ways
 from shoal.inputs import Inputs
+from shoal.precision import no_autocast
 from shoal.random.torch_generator import seeded
 
 SLOWER = 1.05
@@ -75,7 +76,7 @@ def network(
     """
     ways = Ways(module, Layout.of(module, personal), losses, per_record, kernels, sizes)
     trial = None if sample is None else Trial(ways, sample, targets)
-    with seeded(0):  # a trial leaves no trace
+    with seeded(0), no_autocast():  # a trial leaves no trace
         found = _fastest(ways, trial, seconds) if way == "auto" else _named(ways, trial, way)
         if pieces and trial is not None and not trial.agrees("sequential"):
             raise ModelError("engine.micro_batch needs a model that does not mix records of a batch; leave it out")

@@ -21,6 +21,7 @@ from shoal.calling import call, evaluating, in_training
 from shoal.errors import ModelError
 from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
 from shoal.models.build import count
+from shoal.precision import no_autocast
 from shoal.random.torch_generator import seeded
 from shoal.tasks import Classification, Task
 
@@ -178,7 +179,7 @@ def _shaken(model: nn.Module) -> nn.Module:
 
 def _run(model: nn.Module, batch: Inputs, shape: InputShape) -> torch.Tensor:
     """The output of one forward pass, dropout drawn from a fixed seed."""
-    with torch.no_grad(), seeded(0):
+    with torch.no_grad(), seeded(0), no_autocast():
         try:
             return call(model, batch)
         except ModelError:

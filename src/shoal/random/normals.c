@@ -88,7 +88,7 @@ int32_t add_normals(
             for (int64_t j = 0; j < count; j++) radii[j] = radius_of(numbers[j]);
             for (int64_t j = 0; j < count; j++) {
                 if ((uint32_t)numbers[j] >= RARE) continue;
-                if (more == end) return 1;
+                if (end - more < 4) return 1;
                 radii[j] = extended_radius(numbers[j], more);
                 more += 4;
             }

@@ -152,7 +152,7 @@ def _stand_in(x: Tensor) -> Tensor:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """`auto` is the GPU where there is one; one of several, such as cuda:1, becomes the current one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -163,4 +163,8 @@ def pick_device(name: str) -> torch.device:
         raise RunError(f"device '{name}' is not supported; choose cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError("device 'cuda' was asked for, but PyTorch sees no GPU here; use --device cpu")
+    if device.type == "cuda" and device.index is not None:
+        if device.index >= (gpus := torch.cuda.device_count()):
+            raise RunError(f"there is no device '{name}': PyTorch sees {gpus}, from cuda:0 on")
+        torch.cuda.set_device(device)  # where Triton's kernels and recorded steps run, wherever their numbers lie
     return device

@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event, Thread, Timer
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import Store, TCPStore, rendezvous  # type: ignore[attr-defined]
 
-from shoal.errors import RunError, ShoalError
+from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.training.engine_settings import cores
 
 PATIENCE = timedelta(days=30)
@@ -43,6 +44,7 @@ HEARING = timedelta(minutes=1)
 END, FAILED = "end", "failed"  # notes
 NOTES = "notes"
 
+Found = TypeVar("Found")
 Notes = dict[str, Any]
 Message = tuple[dict[str, Tensor], Notes]
 
@@ -253,9 +255,10 @@ def join() -> Ranks:
     ranks = planned()
     if ranks.count > 1 and not dist.is_initialized():
         with ranks._talking(0 if ranks.rank else None):
+            backend = _backend()
             store = _met(ranks)
             store.set_timeout(PATIENCE)
-            _begin(store, ranks)
+            _in_time(ranks, "all other ranks", lambda: _begin(backend, store, ranks))
     if ranks.rank and dist.group.WORLD not in _goodbyes:
         _listen_for_goodbye()
     return ranks
@@ -266,36 +269,78 @@ def _met(ranks: Ranks) -> Store:
 
     Raises:
         Lost: A rank has not come in time.
+        ConfigError: The environment does not say where.
     """
-    last = ranks.count - 1
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise ConfigError(f"{name} must be set for rank {ranks.rank} of {ranks.count}: torchrun does so")
+    if not 0 <= ranks.rank < ranks.count:
+        raise ConfigError(f"RANK must be from 0 to {ranks.count - 1}, below WORLD_SIZE, got {ranks.rank}")
+    last, where = ranks.count - 1, _where()
     who = "rank 0" if ranks.rank else "rank 1" if last == 1 else f"ranks 1 to {last}"
-    where = ":".join(os.environ.get(f"MASTER_{name}", "?") for name in ("ADDR", "PORT"))
-    patience = f"{MEETING.total_seconds():g} seconds"
-    waits = f"shoal: rank {ranks.rank} of {ranks.count} waits for {who} at {where}, for {patience} at most"
+    waits = f"shoal: rank {ranks.rank} of {ranks.count} waits for {who} at {where}, for {_patience()} at most"
     said = Timer(QUIET, print, [waits], {"file": sys.stderr, "flush": True})
     said.daemon = True
     said.start()
     try:
-        if ranks.rank:
-            _wait_for(where)
-        store: Store = next(rendezvous("env://", timeout=MEETING))[0]
-        return store
-    except (RuntimeError, TimeoutError) as error:
-        if isinstance(error, RuntimeError) and not _BROKEN.search(str(error)):
+        return _in_time(ranks, who, lambda: _found(ranks, where))
+    except RuntimeError as error:
+        if not _BROKEN.search(str(error)):
             raise
-        raise Lost(
-            f"rank {ranks.rank} of {ranks.count} has not met {who} at {where} within {patience}: start all ranks, "
-            f"with the same MASTER_ADDR and MASTER_PORT"
-        ) from error
+        raise _not_met(ranks, who) from error
+    except ValueError as error:
+        raise ConfigError(f"MASTER_ADDR and MASTER_PORT, {where}: {error}") from error
     finally:
         said.cancel()
+
+
+def _where() -> str:
+    return ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def _patience() -> str:
+    return f"{MEETING.total_seconds():g} seconds"
+
+
+def _not_met(ranks: Ranks, who: str) -> Lost:
+    return Lost(
+        f"rank {ranks.rank} of {ranks.count} has not met {who} at {_where()} within {_patience()}: start all ranks, "
+        f"with the same MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _in_time(ranks: Ranks, who: str, step: Callable[[], Found]) -> Found:
+    """What a step of the meeting gives. It has a thread of its own, since torch has waits that nothing ends.
+
+    It waits so for what listens at the port, is no store and never answers, and for a rank that died once it was met.
+    """
+    found: Future[Found] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(step())
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        return found.result(MEETING.total_seconds())
+    except TimeoutError as error:
+        raise _not_met(ranks, who) from error
+
+
+def _found(ranks: Ranks, where: str) -> Store:
+    if ranks.rank:
+        _wait_for(where)
+    store: Store = next(rendezvous("env://", timeout=MEETING))[0]
+    return store
 
 
 def _wait_for(where: str) -> None:
     """Until someone listens there: the store's own wait takes twice as long as it is told, with a stack of C++."""
     address, _, port = where.rpartition(":")
     until = time.monotonic() + MEETING.total_seconds()
-    while port.isdecimal():  # else torch says what is missing
+    while port.isdecimal() and int(port) < 2**16:  # else torch says what is wrong
         try:
             socket.create_connection((address, int(port)), timeout=max(0.1, until - time.monotonic())).close()
         except OSError as error:
@@ -313,11 +358,15 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _begin(store: Store, ranks: Ranks) -> None:
+def _backend() -> str:
+    """What ranks talk by; this thread takes a GPU of its machine, where there are some."""
     gpus = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
-    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    return "cpu:gloo,cuda:nccl" if gpus else "gloo"
+
+
+def _begin(backend: str, store: Store, ranks: Ranks) -> None:
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.count, timeout=PATIENCE)
 
 
@@ -342,7 +391,7 @@ def started(count: int, words: Sequence[str]) -> Iterator[None]:
     joined = Event()
     Thread(target=_watch, args=(others, joined), daemon=True).start()
     try:
-        _begin(store, Ranks(0, count))
+        _begin(_backend(), store, Ranks(0, count))
         joined.set()
         yield
     finally:
