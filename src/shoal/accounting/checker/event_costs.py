@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom
 
 from .block_ratio import TAILS, mean_ratio
-from .loss_distributions import Grid, Pld, Total, amplified, both_ways, gaussian, halves, spread
+from .loss_distributions import BINS_OF_ROUNDS, Grid, Pld, Total, amplified, both_ways, gaussian, halves, spread
 
 Event = Mapping[str, Any]
 AVERAGED = 200_000  # units of work of a mean of two ratios
@@ -270,7 +270,7 @@ def _two_level(event: Event, times: int, total: Total) -> None:
             return both_ways(secret, grid) if total.adjacency == "replace-one" else secret
 
         alike = {key: value for key, value in event.items() if key != "noise"}
-        total.put([alike], event["noise"], times, build, reach, max(1.0, rate * within.steps), INSIDE)
+        total.put([alike], event["noise"], times, build, reach, max(1.0, rate * within.steps), INSIDE, BINS_OF_ROUNDS)
 
 
 @reads("by-size", of=EVENT, uses=rows(whole(0), CHANCE, COUNT))
