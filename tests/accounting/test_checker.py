@@ -10,10 +10,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 
 from shoal.accounting import accountants, checker
-from shoal.accounting.checker import certificate_file, charged_rounds, claim_figures, event_costs, work_limit
+from shoal.accounting import pld as accountant_pld
+from shoal.accounting.checker import (
+    certificate_file,
+    charged_rounds,
+    claim_figures,
+    event_costs,
+    loss_distributions,
+    work_limit,
+)
 from shoal.accounting.events import (
     _KINDS,
     NOTHING,
@@ -277,8 +287,8 @@ POISSON = Sampled("poisson", 0.5, Gaussian(1.0))
     ids=lambda event: type(event).__name__,
 )
 def test_what_takes_too_much_work_is_refused_before_it_is_done(event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is counted before it is done; a fifth of the usual amount keeps this test short."""
-    monkeypatch.setattr(work_limit, "MOST", work_limit.MOST / 5)
+    """Work is counted before it is done; less of it than usual keeps this test short."""
+    monkeypatch.setattr(work_limit, "MOST", work_limit.MOST / 25)
     line = claimed(event.to_json(), "record", epsilon=1e9)
     assert line.verdict == "unknown"
     assert "too much work" in line.words or "dp-accounting cannot compute this" in line.words
@@ -293,7 +303,8 @@ def test_all_claims_of_a_certificate_share_its_work() -> None:
     for observer in claim_figures.OBSERVERS:
         assert claim_figures.claim_line(claim | {"observer": observer, "chain": chain}, allowed).verdict == "yes"
         left.append(allowed.left)
-    assert work_limit.MOST > left[0] == left[1] == left[2]
+    assert left[0] < work_limit.MOST
+    assert work_limit.MOST - left[0] > 10 * (left[0] - left[1]) > 0  # many such claims are work too
     allowed.left = 0
     other = chain | {"events": [{"event": GRID["fixed-size"].to_json(), "times": 1}]}
     assert claim_figures.claim_line(claim | {"observer": "release", "chain": other}, allowed).verdict == "unknown"
@@ -306,6 +317,47 @@ def test_a_schedule_of_a_thousand_noises_agrees_with_the_accountant() -> None:
     said = accountants.epsilon(schedule, 1e-5, adjacency="replace-one")
     assert said.epsilon is not None
     assert recomputed(schedule, "replace-one", 1e-5, said.epsilon).epsilon == pytest.approx(said.epsilon, rel=5e-4)
+
+
+def test_a_composition_that_would_fill_the_memory_is_refused_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """30 million points, of some of which the work would be done."""
+    made = []
+    monkeypatch.setattr(pld.PrivacyLossDistribution, "self_compose", lambda _, times: made.append(times))
+    total = loss_distributions.Total("zero-out")
+    one = loss_distributions.gaussian(0.1, loss_distributions.Grid(2.25e-3), 0.01)
+    with pytest.raises(ValueError, match=r"a composition of .* points"):
+        total._many(loss_distributions.dense(one), 10**9)
+    assert not made
+
+
+def test_the_error_of_a_composition_is_never_more_than_a_distribution() -> None:
+    """At a loss of -33 an error of 1e-16 of one distribution would be 0.02 of the other."""
+    grid = loss_distributions.Grid(0.05)
+    many = loss_distributions.dense(loss_distributions.gaussian(1.0, grid, 0.01)).self_compose(10**5)
+    with np.errstate(all="ignore"):
+        found = loss_distributions.halves(loss_distributions.amplified(many, 0.5, grid))
+    assert [half._probs.sum() + half._infinity_mass for half in found] == pytest.approx([1.0, 1.0], abs=1e-6)
+
+
+def test_a_secret_round_of_much_local_work_agrees_with_the_accountant() -> None:
+    event = Repeat(TwoLevel(0.5, 0.01, 10**5, 1.0, participation="hidden"), 50)
+    said = accountants.epsilon(event, 1e-5, adjacency="zero-out")
+    assert said.epsilon is not None
+    assert recomputed(event, "zero-out", 1e-5, said.epsilon).epsilon == pytest.approx(said.epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("moved", [1.0, 2.0])
+def test_the_bins_of_an_exponential_schedule_are_those_of_the_accountant(moved: float) -> None:
+    """All of its noises are at the edge of a bin, where rounding must not put them into the one below."""
+    noises = [1000 ** (t / 100) for t in range(101)]
+    kept = {moved / math.sqrt((moved / noise) ** 2): noise for noise in noises}
+    parts = {key: loss_distributions.Part(lambda _: None, 1, noise, 1.0, 100) for key, noise in kept.items()}
+    own = sum(part.times / part.reach**2 for part in loss_distributions._binned(parts))
+    events = [(Sampled("poisson", 0.1, Gaussian(noise)), 1) for noise in noises]
+    theirs = sum(times / leaf.event.noise**2 for leaf, times in accountant_pld._binned(events))
+    assert own <= theirs * (1 + 1e-9)
 
 
 def test_a_strangers_words_stay_in_their_line() -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.calibration import Budget
+from shoal.accounting.dominating import dominating
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, Unbounded
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Charge, Ledger, verify
@@ -22,6 +23,7 @@ from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
+from shoal.federation import consent
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _charged_before
 from shoal.federation.federated_run import serve
@@ -387,6 +389,20 @@ def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, chang
         assert charge in column
         costs = [epsilon(one.event, 1e-5, "rdp", "zero-out").epsilon for one in (charge, *column)]
         assert costs[0] == max(costs)
+
+
+@pytest.mark.parametrize("noise", ["linear:1:3", "cyclic:9:2", "linear:2:10"])
+def test_of_rounds_with_cohorts_of_one_size_only_the_ends_are_asked_for_their_cost(tmp_path, noise):
+    keys = {"algorithm": "trusted-curator", "clients.cohort": "linear:2:10", "per_round.noise_multiplier": noise}
+    chosen, setting = configure(keys | {"data.clients": 100, "rounds": 300}).algorithm, Setting(100, 300)
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(300)]
+    found = ledger._costliest_again(chosen, setting, range(300), 50)
+    ledger.close()
+    assert [charge.event for charge in found] == [
+        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
+    ]
+    assert len(consent._extremes(chosen, range(300), setting)) <= 2 * 9  # of 2 to 10 clients
 
 
 @pytest.mark.slow

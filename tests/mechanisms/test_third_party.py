@@ -434,6 +434,28 @@ def test_steps_that_are_charged_as_for_one_record_prove_nothing_for_a_client_or_
     assert said["user"] == (Gaussian(2.0) if most == 1 else Unbounded(f"{AS_ONE_RECORD} user"))
 
 
+@pytest.mark.parametrize("clients_per_user", [1, 2])
+@pytest.mark.parametrize("public", [False, True])
+def test_records_that_charge_a_user_as_one_record_prove_nothing_for_users(public, clients_per_user):
+    """Also where nothing is proven for the record, or a user is at more clients than a record."""
+    forgetful = altered(Records("poisson", 5, max_per_user=5), user_event=lambda self, *given: self.event(*given[:3]))
+    setting = replace(
+        SETTING, sizes=(50,), user_columns=1, public_ownership=public, clients_per_user=clients_per_user
+    )
+    record = replace(cut(RECORDS), per_step=StepNoise(2.0), records=forgetful)
+    assert event(record, setting, 0, "user", "server") == Unbounded(f"{AS_ONE_RECORD} user")
+    right = replace(record, records=Records("poisson", 5, max_per_user=5))
+    assert not isinstance(event(right, setting, 0, "user", "server"), Unbounded)
+
+
+def test_random_numbers_of_an_update_are_no_noise_on_it():
+    """The server adds the noise, whatever else a client draws."""
+    masked = altered(algorithm("trusted-curator").per_update, draws_noise=True)
+    record = replace(algorithm("trusted-curator"), clients=Clients("all"), per_round=ForgetfulNoise(2.0))
+    assert not isinstance(event(record, SETTING, 0, "client", "release"), Unbounded)
+    assert event(replace(record, per_update=masked), SETTING, 0, "client", "server") == RAW
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "with-replacement", "random-allocation"])
 def test_a_record_has_no_claim_by_a_sampling_of_its_client_that_no_theorem_covers(kind):
     def amplified(self, event, rate, remembers):

@@ -183,7 +183,8 @@ def _on_updates(algorithm: Algorithm, round: Round, unit: Unit, observer: Observ
             return Unbounded(reason)
     noise = algorithm.per_round.multiplier(*round.when) if algorithm.per_round is not None else math.inf
     found = _paid(algorithm.per_update.event(round, unit, observer), algorithm.per_update, noise, round.cohort)
-    by_clients = algorithm.per_update.draws_noise or (
+    states_own = type(algorithm.per_update).event is not UpdateMechanism.event  # else it says what per_round does
+    by_clients = (algorithm.per_update.draws_noise and states_own) or (
         algorithm.per_round is not None and algorithm.per_round.at == "shared"
     )
     seen = observer == "server" and (algorithm.per_update.leaves_raw or not by_clients)
@@ -200,7 +201,10 @@ def _on_steps(round: Round, unit: Unit, observer: Observer) -> Event:
 def _as_one_record(round: Round, found: Event, unit: Unit, observer: Observer) -> bool:
     """Is the same charged for a unit of several records as for one of them?"""
     several = unit == "client" or (unit == "user" and round.records.max_per_user != 1)
-    return several and not isinstance(found, Unbounded) and found == _on_steps(round, "record", observer)
+    if not several or isinstance(found, Unbounded):
+        return False
+    setting = replace(round.setting, multiplicity=round.setting.holders(unit), public_ownership=True)
+    return found == _on_steps(replace(round, setting=setting), "record", observer)
 
 
 def _paid(event: Event, clip: GradientClip | UpdateMechanism | None, noise: float, units: float) -> Event:

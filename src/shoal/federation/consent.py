@@ -40,7 +40,7 @@ from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients
-from shoal.mechanisms.schedules import is_schedule
+from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
 
@@ -280,7 +280,7 @@ class SiteLedger:
         """Charges that cost no less than any of these rounds, run again without this site."""
         each = [
             self._charged(algorithm, setting, t, asked=False, records=records, again=True)
-            for t in _extremes(algorithm, rounds, setting.rounds)
+            for t in _extremes(algorithm, rounds, setting)
         ]
         columns = zip(*each, strict=True)
         return tuple(replace(column[0], event=dominating(charge.event for charge in column)) for column in columns)
@@ -423,19 +423,23 @@ def _far_over(by_rdp: float, most: float) -> bool:
     return WITHOUT_PLD * most + 1 < by_rdp < math.inf  # RDP may charge 0.6 for what costs 0.01
 
 
-def _extremes(algorithm: Algorithm, rounds: range, total: int) -> Iterable[int]:
-    """Rounds that together dominate all of them: the ends of the only schedule that changes, or all.
+def _extremes(algorithm: Algorithm, rounds: range, setting: Setting) -> Iterable[int]:
+    """Rounds that together dominate all: of each cohort size, the ends of the only other schedule that changes.
 
-    All where cohorts change: a noise share may be proven for a cohort of 3 and one of 5, and not for one of 4.
+    Of each: a noise share may be proven for a cohort of 3 and one of 5, and not for one of 4.
     """
+    clients, total = algorithm.clients, setting.rounds
     if algorithm.priced or len(algorithm.different_rounds(total)) == 1:
         return rounds[:1]
-    changing = {schedule for schedule in algorithm.schedules if schedule.shape != "constant"}
-    if len(changing) != 1 or not algorithm.clients.alike or is_schedule(algorithm.clients.cohort):
+    changing = {schedule for schedule in algorithm.schedules[1:] if schedule.shape != "constant"}  # but the cohort's
+    if len(changing) > 1 or not clients.alike:
         return rounds
-    (schedule,) = changing
-    values = [schedule.value(t, total) for t in rounds]
-    return [rounds[values.index(end)] for end in (min(values), max(values))]
+    alike: dict[tuple[float, float], list[int]] = {}
+    for t in rounds:
+        key = clients.expected(t, total, setting.clients), clients.rate(t, total, setting.clients)
+        alike.setdefault(key, []).append(t)
+    value = next(iter(changing), parse(0)).value
+    return sorted({end(same, key=lambda t: value(t, total)) for same in alike.values() for end in (min, max)})
 
 
 def _since(charged: list[Intent], start: datetime) -> Iterator[Intent]:

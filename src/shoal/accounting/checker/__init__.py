@@ -29,7 +29,7 @@ from .charged_rounds import ledger_lines, site_lines
 from .claim_figures import claim_line
 from .work_limit import Work
 
-__all__ = ["BadInput", "Line", "check", "holds", "shown"]
+__all__ = ["BadInput", "Line", "check", "holds", "printable", "shown"]
 
 LONGEST = 1000  # characters of a line
 _MARKS = {"yes": "yes", "no": "NO", "unknown": "?", "absent": "-"}
@@ -77,10 +77,10 @@ def holds(lines: list[Line]) -> bool:
 def shown(lines: list[Line]) -> str:
     """The lines, and the answer in one."""
     said = [*(f"{_MARKS[line.verdict]:<4}{line.what}: {line.words}" for line in lines), verdict(lines)]
-    return "\n".join(map(_printable, said))
+    return "\n".join(map(printable, said))
 
 
-def _printable(words: str) -> str:
+def printable(words: str) -> str:
     """One line: a stranger's words must neither end it nor draw on the terminal."""
     short = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
     return "".join(each if each.isprintable() else "?" for each in short)

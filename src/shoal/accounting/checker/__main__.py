@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import BadInput, check, holds, shown
+from . import BadInput, check, holds, printable, shown
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
         sites = {name: Path(file) for name, _, file in (each.partition("=") for each in given.site)}
         lines = check(given.certificate, given.ledger, given.config, given.model, given.public_key, sites, given.work)
     except BadInput as error:
-        print(f"checker: {error}", file=sys.stderr)
+        print(printable(f"checker: {error}"), file=sys.stderr)
         return 2
     print(shown(lines))
     return 0 if holds(lines) else 1

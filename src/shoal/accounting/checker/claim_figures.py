@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .certificate_file import Line
 from .event_costs import Event, Unknown, Unproven, add, field_of, number, whole
 from .loss_distributions import Total
@@ -71,6 +73,7 @@ def recompute(
     if adjacency not in ("zero-out", "add-or-remove", "replace-one"):
         raise Unknown(f"adjacency {adjacency!r}")
     work = work or Work()
+    work.take(100, "so many claims")
     key = json.dumps([events, adjacency])
     if key not in work.found:  # several observers may see the same
         work.found[key] = [*_curves(events, adjacency, work)]
@@ -100,7 +103,8 @@ def _sizes(events: list[Event]) -> Iterator[int]:
 
 def _curve(total: Total) -> Callable[[float], float]:
     try:
-        return total.curve()
+        with np.errstate(all="ignore"):
+            return total.curve()
     except (ValueError, OverflowError, FloatingPointError, MemoryError) as error:
         raise Unknown(f"dp-accounting cannot compute this: {error}") from None
 

@@ -15,11 +15,11 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom
 
 from .block_ratio import TAILS, mean_ratio
-from .loss_distributions import Grid, Pld, Total, amplified, both_ways, gaussian, halves, spread
+from .loss_distributions import BINS_OF_ROUNDS, Grid, Pld, Total, amplified, both_ways, gaussian, halves, spread
 
 Event = Mapping[str, Any]
 AVERAGED = 200_000  # units of work of a mean of two ratios
-INSIDE = 0.1  # the effort of a pair that is made of another as a whole
+INSIDE, MIXED = 0.1, 5  # the effort of a pair that is made of another as a whole, and of each part of a mixture
 
 
 class Unknown(Exception):
@@ -203,7 +203,7 @@ def _sampled_user(event: Event, times: int, total: Total) -> None:
                 )
 
         reach, alike = (most / noise) ** 2 / 2 + 10 * most / noise, ["sampled-user", records, rate]
-        total.put(alike, noise, times, build, reach, effort=most)
+        total.put(alike, noise, times, build, reach, effort=MIXED * most)
 
 
 @reads("allocated", rounds=rows(NOISE, COUNT))
@@ -270,7 +270,7 @@ def _two_level(event: Event, times: int, total: Total) -> None:
             return both_ways(secret, grid) if total.adjacency == "replace-one" else secret
 
         alike = {key: value for key, value in event.items() if key != "noise"}
-        total.put([alike], event["noise"], times, build, reach, max(1.0, rate * within.steps), INSIDE)
+        total.put([alike], event["noise"], times, build, reach, max(1.0, rate * within.steps), INSIDE, BINS_OF_ROUNDS)
 
 
 @reads("by-size", of=EVENT, uses=rows(whole(0), CHANCE, COUNT))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.special import log_ndtr, ndtr
 
@@ -18,8 +18,10 @@ from .work_limit import Work
 POINTS = 25  # grid points in one standard deviation of the loss of a step: an error of about 1e-4
 COARSEST, MOST_POINTS = 0.05, 1_000_000
 FFT = 1e-15  # what a composition by FFT may lose in delta
-BINS = 100  # of noise: more, as schedules have them, are rounded down
-BUILT, COMPOSED = 4, 0.1  # units of work of a point: of a pair that dp-accounting builds, and of a composition
+BINS, BINS_OF_ROUNDS = 100, 24  # of noise: more, as schedules have them, are rounded down
+BUILT, COMPOSED, POWERED = 4, 0.1, 0.4  # units of work of a point: as dp-accounting builds it, composes it, and often
+READ = 0.02  # of one delta
+LONGEST = 5 * MOST_POINTS  # of a composition: a gigabyte or so
 
 Pld: TypeAlias = Any
 """dp-accounting's PrivacyLossDistribution, which has no types."""
@@ -39,12 +41,14 @@ class Part:
     """A pair that was released so many times: what makes it on a grid, and how long that takes.
 
     `reach` is its largest loss, roughly, and `effort` how many pairs of Gaussians each of its points is made of.
+    `bins`: into how many bins more noises than that are gathered.
     """
 
     build: Callable[[Grid], Pld]
     times: int
     reach: float
     effort: float
+    bins: int
 
 
 @dataclass
@@ -74,10 +78,11 @@ class Total:
         reach: float,
         steps: float = 1.0,
         effort: float = 1.0,
+        bins: int = BINS,
     ) -> None:
         """Note that the pair which `build` makes was released so many times; `alike`: all of it but its noise."""
         kept = self.parts.setdefault(json.dumps([self.records, *alike], sort_keys=True), {})
-        part = kept.setdefault(noise, Part(build, 0, reach, effort))
+        part = kept.setdefault(noise, Part(build, 0, reach, effort, bins))
         part.times += times
         self.reach, self.steps = max(self.reach, reach), self.steps + times * steps
 
@@ -114,16 +119,13 @@ class Total:
         return whole
 
     def _many(self, one: Pld, times: int) -> Pld:
-        """A distribution composed with itself, once it is known about how long that is.
-
-        dp-accounting truncates it by Chernoff bounds at the orders k/size, k = 1 to 20. There the logarithm of the
-        moment generating function exceeds its linear part by at most g(k) variance k^2/size^2.
-        """
+        """A distribution composed with itself, once it is known how long that is."""
         for half in halves(one):
-            size, k = half.size, np.arange(1, 21)
-            g, spread = (np.exp(k) - 1 - k) / k**2, variance(half) / half._discretization**2
-            tails = times * spread * k / size * g + math.log(2 / FFT) * size / k
-            self.work.take(COMPOSED * (40 * size + min(times * size, 2 * tails.min())), "so long a composition")
+            self.work.take(COMPOSED * 80 * half.size, "so long a composition")
+            first, last = common.compute_self_convolve_bounds(half._probs, times, FFT)
+            if last - first > LONGEST:
+                raise ValueError(f"a composition of {last - first:,} points")
+            self.work.take(POWERED * max(last - first, half.size), "so long a composition")
         return one.self_compose(times)
 
     def curve(self) -> Callable[[float], float]:
@@ -141,18 +143,24 @@ class Total:
                 break
             step = least
         whole = self._joined(made)
-        self.work.take(COMPOSED * 20 * sum(half.size for half in halves(whole)), "so long a composition")
+        size = sum(half.size for half in halves(whole))
         slack = FFT * max(self.steps, 10.0)
-        return lambda epsilon: float(whole.get_delta_for_epsilon(epsilon)) + slack
+
+        def delta(epsilon: float) -> float:
+            self.work.take(READ * size, "so many claims")
+            return float(whole.get_delta_for_epsilon(epsilon)) + slack
+
+        return delta
 
 
 def _binned(kept: dict[float, Part]) -> Iterator[Part]:
-    """Parts that are alike but for their noise, at most BINS of them: each bin has the least noise of its own."""
+    """Parts that are alike but for their noise, in few bins: each has the least noise of its own."""
     least, most = min(kept), max(kept)
-    bins: dict[int, list[Part]] = {}
+    several, bins = kept[least].bins, dict[int, list[Part]]()
     for noise in sorted(kept):
-        place = math.floor(math.log(noise / least) / math.log(most / least) * BINS) if len(kept) > BINS else len(bins)
-        bins.setdefault(min(place, BINS - 1), []).append(kept[noise])
+        scale = several / math.log(most / least) if len(kept) > several else 0.0
+        place = min(math.floor(math.log(noise / least) * scale + 1e-9), several - 1) if scale else len(bins)
+        bins.setdefault(place, []).append(kept[noise])
     for parts in bins.values():
         yield replace(parts[0], times=sum(part.times for part in parts))
 
@@ -221,6 +229,11 @@ def amplified(one: Pld, rate: float, grid: Grid) -> Pld:
     at, p = finite(ahead)
     at = at * grid.step
     q = np.exp(np.log(np.maximum(p, 1e-300)) - at)
+    # the error of a composition, far below, would be more than all of Q: such losses are raised until it is not
+    above, below = np.append(np.cumsum(q[::-1])[-2::-1], 0.0), np.cumsum(p)
+    cut = int(np.argmax(above + below * np.exp(-at) <= 1 + 1e-9))
+    at, p = at[cut:], np.append(below[cut], p[cut + 1 :])
+    q = p * np.exp(-at)
     alone = max(0.0, 1 - float(q.sum()))  # of Q, where P has nothing
     up = np.append(np.logaddexp(math.log(rate) + at, math.log1p(-rate)), math.log1p(-rate))
     remove = spread(up, np.append(rate * p + (1 - rate) * q, (1 - rate) * alone), rate * ahead._infinity_mass, grid)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-MOST = 10_000_000
-"""What is done for one certificate: one claim for a schedule of 1,000 noises takes half of it."""
+MOST = 50_000_000
+"""What is done for one certificate: one claim for a schedule of 1,000 noises at a rate of 0.01 takes most of it."""
 
 
 class TooMuch(Exception):
