@@ -7,8 +7,8 @@ hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapp
             full turn, unit norm: 441 numbers
 hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
             roots, what all pictures share taken out, unit norm: 392 numbers
-hog-fourier random Fourier features (Rahimi & Recht 2007) of hog2 with 12 directions: a linear model on them is one
-            with the kernel exp(-3 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
+hog-fourier random Fourier features (Rahimi & Recht 2007) of hog2: a linear model on them is one with the kernel
+            exp(-3 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
             to 255 as PFL's public code has it: (81 per channel, height/4, width/4)
 
@@ -107,24 +107,24 @@ def _hog(x: torch.Tensor) -> torch.Tensor:
     return _unit(_histograms(*_gradient(x), bins=9))
 
 
-def _hog2(x: torch.Tensor, bins: int = 8) -> torch.Tensor:
+def _hog2(x: torch.Tensor) -> torch.Tensor:
     """Square roots even out strong and weak edges. The template is roughly the mean of centred pictures.
 
     Without taking it out, a large part of every unit vector is the same for all pictures, and says nothing.
     """
-    h = _histograms(*_gradient(_smooth(x, min(x.shape[-2:]) / 28)), bins).sqrt()
-    t = _template(bins).to(h)
+    h = _histograms(*_gradient(_smooth(x, min(x.shape[-2:]) / 28)), bins=8).sqrt()
+    t = _template(8).to(h)
     return _unit(h - (h * t).sum((1, 2, 3), keepdim=True) * t)
 
 
 def _hog_fourier(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Cosines and sines along random directions, always the same ones; their norm is 1 as it is."""
     random = torch.Generator().manual_seed(0)
-    normals = torch.randn(12 * CELLS**2, WAVES, generator=random, dtype=torch.float64)
+    normals = torch.randn(8 * CELLS**2, WAVES, generator=random, dtype=torch.float64)
     directions = (normals * math.sqrt(SHARPNESS)).to(x.device, torch.float32)
 
     def fourier(pictures: torch.Tensor) -> torch.Tensor:
-        phase = _hog2(pictures, bins=12) @ directions
+        phase = _hog2(pictures) @ directions
         return torch.cat([phase.cos(), phase.sin()], 1) / math.sqrt(WAVES)
 
     return fourier
