@@ -88,10 +88,10 @@ def test_inner_products_of_fourier_features_are_near_the_kernel(shape):
     """1,568 random waves: a deviation of at most 0.018, so that 0.09 is five of them."""
     x = pictures(6, *shape)
     h = np.stack([slow_hog2(picture) for picture in x.double().numpy()])
-    kernel = np.exp(-1.5 * ((h[:, None] - h) ** 2).sum(2))
+    kernel = np.exp(-2.25 * ((h[:, None] - h) ** 2).sum(2))
     found = features("hog-fourier", x).numpy()
     assert found.shape == (6, 3136)
-    assert 0.05 < kernel.min() < 0.8
+    assert ((kernel > 0.3) & (kernel < 0.8)).any()
     assert np.allclose(found @ found.T, kernel, atol=0.09)
     assert np.allclose(np.diag(found @ found.T), 1, atol=1e-5)
 

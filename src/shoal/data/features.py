@@ -8,7 +8,7 @@ hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapp
 hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
             roots, what all pictures share taken out, unit norm: 392 numbers
 hog-fourier random Fourier features (Rahimi & Recht 2007) of hog2: a linear model on them is one with the kernel
-            exp(-3 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
+            exp(-4.5 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
             to 255 as PFL's public code has it: (81 per channel, height/4, width/4)
 
@@ -36,7 +36,7 @@ from shoal.errors import DataError, nearest
 from shoal.extras import optional
 
 CELLS = 7
-WAVES, SHARPNESS = 1568, 3.0  # directions of hog-fourier and the factor in its kernel
+WAVES, SHARPNESS = 1568, 4.5  # directions of hog-fourier and the factor in its kernel
 CHUNK = 400_000  # pixels that are worked on at once
 
 
