@@ -138,7 +138,7 @@ GROUPS = {
     "client-10000": _client(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9)),
     "client-scattering": _client_scattering(),
     "client-fourier-1000": _client_fourier(1000, (1.0, 2.0)),
-    "client-fourier-10000": _client_fourier(10_000, (4.0, 8.0)),
+    "client-fourier-10000": _client_fourier(10_000, (2.0, 4.0)),
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),
