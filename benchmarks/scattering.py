@@ -40,7 +40,6 @@ PUBLISHED = {
     "De et al. (2022), WRN-40-4": {"cifar10": {8: 0.814}},
     "Tang et al. (2023), synthetic pictures": {"cifar10": {1: 0.723}},
 }
-CLIP = 0.1
 STEPS = {1: 200, 3: 400, 8: 600}
 GRIDS = (
     {
@@ -48,17 +47,37 @@ GRIDS = (
         "lr": (2.0, 4.0, 8.0, 16.0),
         "momentum": (0.0, 0.9),
         "batch": (8192,),
+        "clip_norm": (0.1,),
+        "features": ("scattering",),
     },
-    {"model": ("scatter-linear",), "lr": (4.0, 8.0, 16.0, 32.0), "momentum": (0.9,), "batch": ("all",)},
+    {
+        "model": ("scatter-linear",),
+        "lr": (4.0, 8.0, 16.0, 32.0),
+        "momentum": (0.9,),
+        "batch": ("all",),
+        "clip_norm": (0.1,),
+        "features": ("scattering",),
+    },
+    *(
+        {
+            "model": ("linear-without-bias",),
+            "lr": tuple(length / clip_norm for length in (2.0, 5.0, 12.5, 30.0)),
+            "momentum": (0.9,),
+            "batch": ("all",),
+            "clip_norm": (clip_norm,),
+            "features": ("hog-fourier",),
+        }
+        for clip_norm in (0.1, 1.0)
+    ),
 )
 CHOSEN_ON = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "cifar10": "fashion-mnist"}
 
 
-def scattered(name: str, device: str) -> Dataset:
-    """A data set by its scattering features."""
+def featured(name: str, kind: str, device: str) -> Dataset:
+    """A data set by its features."""
     pictures = shoal.load(name)
     train, test = (
-        torch.cat([features("scattering", part.to(device)).cpu() for part in torch.split(x, 5000)]).numpy()
+        torch.cat([features(kind, part.to(device)).cpu() for part in torch.split(x, 5000)]).numpy()
         for x in (pictures.train_x, pictures.test_x)
     )
     labels, held_out = pictures.train_y.numpy(), pictures.test_y.numpy()
@@ -69,7 +88,7 @@ def scattered(name: str, device: str) -> Dataset:
         classes=pictures.classes,
         scale="raw",
         pictures=False,
-        name=f"{name}-scattering",
+        name=f"{name}-{kind}",
     )
 
 
@@ -111,7 +130,7 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
         "local.lr": chosen["lr"],
         "server.momentum": chosen["momentum"],
         "server.average": 0.3,
-        "per_record.clip_norm": CLIP,
+        "per_record.clip_norm": chosen["clip_norm"],
         "budget.delta": DELTA,
         "engine.evaluate_every": steps,
         "engine.checkpoint_every": steps,
@@ -168,20 +187,20 @@ def main() -> None:
     if not given.search and given.chosen is None:
         parser.error("--chosen: give the file of a search")
     done = {line["cell"] for line in lines}
-    held: dict[str, Dataset] = {}
+    held: dict[tuple[str, str], Dataset] = {}
     for cell, chosen in cells(given.search, given.chosen):
         if cell in done or not re.fullmatch(given.cells, cell):
             continue
-        name = cell.split("/")[0]
+        name = cell.split("/")[0], chosen["features"]
         if name not in held:
-            held = {name: scattered(name, given.device)}
+            held = {name: featured(*name, given.device)}
         wanted, epsilon = settings(cell, chosen, len(held[name].train_y))
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as runs:
             result = shoal.run(wanted, runs=runs, data=held[name], device=given.device)
         line = {
             "cell": cell, "accuracy": result.accuracy, "epsilon": epsilon, "delta": DELTA, "rounds": wanted["rounds"],
-            "clip_norm": CLIP, "device": device, "seconds": round(time.perf_counter() - started, 1),
+            "device": device, "seconds": round(time.perf_counter() - started, 1),
         } | chosen  # fmt: skip
         with given.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
