@@ -112,6 +112,7 @@ def main() -> None:
         # Typer turns Ctrl-C into a silent exit, and an output that nobody reads into exit code 1.
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             logs.show_error("stopped")
+            _exit(int(ended.code or 0))
         if isinstance(ended.__context__, BrokenPipeError):
             sys.exit(NO_READER)
         raise
