@@ -4,8 +4,11 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from shoal.accounting.privacy_ledger import verify
 from shoal.cli import main as main_module
 from shoal.cli import run as run_module
 from shoal.cli.main import main
+from shoal.training import ranks
 from support.deploy_children import start
 
 SMALL = ["-c", "algorithm=fedavg", "-c", "model=linear", "-c", "data.clients=20", "-c", "clients.cohort=5"]
@@ -124,3 +128,20 @@ def test_a_warning_is_shown_by_rank_0_only(monkeypatch, capsys):
         monkeypatch.setenv("RANK", rank)
         main_module._show_warning("once")
     assert capsys.readouterr().err == "shoal: warning: once\n"
+
+
+def test_a_rank_that_gives_up_ends_without_the_thread_that_waits_inside_torch(monkeypatch, capsys):
+    """A thread that woke while Python ends would abort the process (exit code 134)."""
+    left = []
+    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(os, "_exit", left.append)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # never answers
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
+        for name, value in ({"RANK": "1", "WORLD_SIZE": "2"} | where).items():
+            monkeypatch.setenv(name, value)
+        code, said = called(monkeypatch, capsys, "run", *SMALL)
+    assert left == [code] == [1]
+    assert "has not met rank 0" in said
+    for thread in threading.enumerate():
+        if thread.name == "ranks meet":
+            thread.join()

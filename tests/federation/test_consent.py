@@ -405,6 +405,21 @@ def test_of_rounds_with_cohorts_of_one_size_only_the_ends_are_asked_for_their_co
     assert len(consent._extremes(chosen, range(300), setting)) <= 2 * 9  # of 2 to 10 clients
 
 
+@pytest.mark.parametrize("place", ["per_round", "per_step"])
+def test_where_noise_is_added_in_two_places_each_round_is_asked_for_its_cost(tmp_path, place):
+    """The first round has no noise here, and is charged for the other; the second has little."""
+    keys = {"algorithm": "end-to-end-private", "clients.sampling": "fixed-size", "data.clients": 100}
+    keys[f"{place}.noise_multiplier"] = "linear:0:2"
+    chosen, setting = configure(keys).algorithm, Setting(100, 20, sizes=(50,), multiplicity=2)
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(20)]
+    found = ledger._costliest_again(chosen, setting, range(20), 50)
+    ledger.close()
+    assert [charge.event for charge in found] == [
+        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
+    ]
+
+
 @pytest.mark.slow
 def test_repeats_that_a_budget_pays_for_can_be_charged(tmp_path):
     """By PLD it pays for more: of rare rounds with little noise RDP says so much more that PLD is not asked."""

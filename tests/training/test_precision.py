@@ -13,6 +13,7 @@ from shoal.config import configure
 from shoal.errors import ConfigError
 from shoal.gradients.batched import BatchedNetwork
 from shoal.gradients.layout import Layout
+from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.record_clipping import RecordClip
 from shoal.mechanisms.update_clipping import shrinking
@@ -262,6 +263,27 @@ def test_nor_does_a_callers_autocast(precision, way):
         found = updates(RECORD, precision, way=way)
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(found, wanted)
+
+
+def test_nor_in_an_audit_which_calls_the_steps_and_rounds_themselves():
+    """Outside of `computing`: a caller's autocast would shorten correlated noise too."""
+    correlated = replace(small("dp-ftrl"), per_round=Correlated(1.0, bands=4))
+    found = []
+    for shortened in (False, True):
+        sim, other = (
+            simulate(
+                record, convolutional(), digits(), parted(), rounds=ROUNDS, streams=Streams(5),
+                settings=Settings("cpu", threads=1),
+            )
+            for record in (RECORD, correlated)
+        )  # fmt: skip
+        params, state = other.params, {}
+        with torch.autocast("cpu", torch.bfloat16, enabled=shortened):
+            steps = train(sim.cohort, sim.params, CLIENTS, FIRST, {})[0]
+            for t in range(2):
+                params, state, _ = run_round(other.cohort, params, state, RoundIndex(t, ROUNDS))
+        found.append((steps, params))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize(("precision", "has"), [("bf16", False), ("bf16", True), ("float32", False)])

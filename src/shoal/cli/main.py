@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+import threading
 import warnings
 from typing import Annotated
 
@@ -103,19 +104,30 @@ def main() -> None:
     except ShoalError as error:
         if not getattr(error, "silent", False):
             logs.show_error(str(error))
-        sys.exit(getattr(error, "exit_code", BAD_INPUT))
+        _exit(getattr(error, "exit_code", BAD_INPUT))
     except KeyboardInterrupt:
         logs.show_error("stopped")
-        sys.exit(STOPPED)
+        _exit(STOPPED)
     except SystemExit as ended:
         # Typer turns Ctrl-C into a silent exit, and an output that nobody reads into exit code 1.
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             logs.show_error("stopped")
+            _exit(int(ended.code or 0))
         if isinstance(ended.__context__, BrokenPipeError):
             sys.exit(NO_READER)
         raise
     finally:
         logs.close()
+
+
+def _exit(code: int) -> None:
+    """Exit; at once where a thread waits for ranks inside torch, which aborts the process if it wakes meanwhile."""
+    if any(thread.name == "ranks meet" for thread in threading.enumerate()):
+        logs.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

@@ -426,13 +426,15 @@ def _far_over(by_rdp: float, most: float) -> bool:
 def _extremes(algorithm: Algorithm, rounds: range, setting: Setting) -> Iterable[int]:
     """Rounds that together dominate all: of each cohort size, the ends of the only other schedule that changes.
 
-    Of each: a noise share may be proven for a cohort of 3 and one of 5, and not for one of 4.
+    Of each: a noise share may be proven for a cohort of 3 and one of 5, and not for one of 4. All, where noise is
+    added in two places: what is charged is then for one of them, and for the other where that one has none.
     """
     clients, total = algorithm.clients, setting.rounds
     if algorithm.priced or len(algorithm.different_rounds(total)) == 1:
         return rounds[:1]
     changing = {schedule for schedule in algorithm.schedules[1:] if schedule.shape != "constant"}  # but the cohort's
-    if len(changing) > 1 or not clients.alike:
+    twice = algorithm.per_step is not None and algorithm.per_update is not None
+    if len(changing) > 1 or not clients.alike or twice:
         return rounds
     alike: dict[tuple[float, float], list[int]] = {}
     for t in rounds:

@@ -24,7 +24,7 @@ from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.tapes import GradientTape
 from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics, Summed
 from shoal.mechanisms.update_clipping import PIECE
-from shoal.precision import Precision, autocast, rough
+from shoal.precision import Precision, autocast, no_autocast, rough
 from shoal.random.noise_source import Product
 from shoal.random.torch_generator import seeded
 from shoal.training.augmentation import augmented
@@ -53,6 +53,7 @@ ALIGNED = 16
 """Numbers in 64 bytes."""
 
 
+@no_autocast()
 def train(
     context: TrainingContext, params: Tensor, clients: np.ndarray, index: RoundIndex, state: dict[str, Tensor]
 ) -> tuple[Tensor, StepMetrics | None]:

@@ -322,7 +322,7 @@ def _in_time(ranks: Ranks, who: str, step: Callable[[], Found]) -> Found:
         except BaseException as error:
             found.set_exception(error)
 
-    Thread(target=run, daemon=True).start()
+    Thread(target=run, daemon=True, name="ranks meet").start()
     try:
         return found.result(MEETING.total_seconds())
     except TimeoutError as error:

@@ -22,6 +22,7 @@ from shoal.gradients import Layout
 from shoal.mechanisms.noise_shares import add_shares
 from shoal.mechanisms.sanitiser import StepMetrics
 from shoal.mechanisms.update_clipping import weighed_sum
+from shoal.precision import no_autocast
 from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
 from shoal.training.client_data import on_device
@@ -46,6 +47,7 @@ NUMBERS = {
 """The numbers of a `PartialSum` that add up, and their types."""
 
 
+@no_autocast()
 def run_round(
     cohort: Cohort, params: Tensor, state: State, index: RoundIndex
 ) -> tuple[Tensor, State, dict[str, Any]]:

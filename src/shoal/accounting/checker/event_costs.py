@@ -19,7 +19,7 @@ from .loss_distributions import BINS_OF_ROUNDS, Grid, Pld, Total, amplified, bot
 
 Event = Mapping[str, Any]
 AVERAGED = 200_000  # units of work of a mean of two ratios
-INSIDE, MIXED = 0.1, 5  # the effort of a pair that is made of another as a whole, and of each part of a mixture
+INSIDE, MIXED = 0.1, 150  # the effort of a pair that is made of another as a whole, and of a mixture, by roots
 
 
 class Unknown(Exception):
@@ -203,7 +203,7 @@ def _sampled_user(event: Event, times: int, total: Total) -> None:
                 )
 
         reach, alike = (most / noise) ** 2 / 2 + 10 * most / noise, ["sampled-user", records, rate]
-        total.put(alike, noise, times, build, reach, effort=MIXED * most)
+        total.put(alike, noise, times, build, reach, effort=MIXED + most)
 
 
 @reads("allocated", rounds=rows(NOISE, COUNT))

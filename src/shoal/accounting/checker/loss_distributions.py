@@ -113,6 +113,7 @@ class Total:
             many = self._many(one, n) if n > 1 else one
             if whole is not None:
                 size = sum(half.size for half in halves(whole) + halves(many))
+                _refuse_long(size // 4)  # of four, on the average
                 self.work.take(COMPOSED * (size + 10_000), "so long a composition")
             whole = many if whole is None else whole.compose(many)
         assert whole is not None
@@ -123,8 +124,7 @@ class Total:
         for half in halves(one):
             self.work.take(COMPOSED * 80 * half.size, "so long a composition")
             first, last = common.compute_self_convolve_bounds(half._probs, times, FFT)
-            if last - first > LONGEST:
-                raise ValueError(f"a composition of {last - first:,} points")
+            _refuse_long(last - first)
             self.work.take(POWERED * max(last - first, half.size), "so long a composition")
         return one.self_compose(times)
 
@@ -151,6 +151,11 @@ class Total:
             return float(whole.get_delta_for_epsilon(epsilon)) + slack
 
         return delta
+
+
+def _refuse_long(points: int) -> None:
+    if points > LONGEST:
+        raise ValueError(f"a composition of {points:,} points")
 
 
 def _binned(kept: dict[float, Part]) -> Iterator[Part]:
@@ -252,5 +257,6 @@ def spread(at: Any, mass: Any, infinite: float, grid: Grid) -> Any:
     share = np.clip(np.expm1(low * grid.step - at) / math.expm1(-grid.step), 0.0, 1.0)
     first = int(low.min())
     size = int(low.max()) - first + 2
+    _refuse_long(size)
     found = np.bincount(low - first, mass * (1 - share), size) + np.bincount(low - first + 1, mass * share, size)
     return pld_pmf.DensePLDPmf(grid.step, first, found, infinite, True)
