@@ -194,6 +194,27 @@ def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and
 
 
 @pytest.mark.slow
+def test_cells_whose_schemas_name_other_clients_have_neither_clients_nor_held_out_rows_in_common(tmp_path):
+    table = table_of(tmp_path, [f"c{k % 6}" for k in range(60)])
+    lines = table.read_text().splitlines()
+    other = ["other", *(f"d{k % 5}" for k in range(60))]
+    table.write_text("\n".join(f"{line},{more}" for line, more in zip(lines, other, strict=True)))
+    columns = {name: {"kind": "number", "range": [-5, 5]} for name in "abc"}
+    schema = {"schema.label": "label", "schema.classes": ["0", "1"], "schema.columns": columns}
+    words = [*BASE[:2], *BASE[3:], f"data.name={table}", "clients.cohort=3"]
+    settings, grid = base_settings(None, words) | schema, grid_of(["schema.client_column=client,other"])
+    chosen = cost.of_the_best(tmp_path, make_plan(settings, grid, private=True))
+    assert [claim.epsilon for claim in chosen] == [None] * len(chosen)
+    plan = make_plan(settings, grid, charge=True)
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    together = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
+    assert together["client", "release"].epsilon is None
+    assert "different ways" in together["client", "release"].because
+    assert together["record", "release"].epsilon > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path):
     plan = played(
@@ -239,6 +260,23 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert read_run(chosen).ledger.whole
     (chosen / "result.json").unlink()
     assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
+
+
+@pytest.mark.slow
+def test_a_private_selection_that_has_chosen_never_chooses_another(tmp_path):
+    """As after a trial that failed, and finished when the sweep was resumed: two models would cost more than one."""
+    plan = make_plan(base_settings(None, BASE), grid_of(["per_round.noise_multiplier=2.0"]), private=True)
+    plan = replace(plan, cells=plan.selection.cells * 2, seeds=[1, 2])
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    before = outcome_of(tmp_path, plan)
+    shoal.run(plan.settings(1), runs=cell_folder(tmp_path, 1))
+    first, second = sorted(tmp_path.glob("cells/*/*/result.json"))
+    result = json.loads(second.read_text())
+    result["figures"]["accuracy"] = 1.0
+    second.write_text(json.dumps(result))
+    after = outcome_of(tmp_path, plan)
+    assert before.best == after.best == 0
+    assert [path for path in (first, second) if "selected" in json.loads(path.read_text())] == [first]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.accounting.claims import Proven
-from shoal.accounting.privacy_ledger import FILE, Ledger
+from shoal.accounting.privacy_ledger import FILE, Ledger, Record
 from shoal.report.claim_rows import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, by_headline, comparison_page
 from shoal.report.run_page import write_page, write_report
@@ -71,7 +71,8 @@ class Outcome:
 def outcome_of(folder: Path, plan: Plan) -> Outcome:
     """Read a sweep's cells, and compute the cost where it is asked for."""
     entries = [_entry(folder, plan, number) for number in range(len(plan.cells))]
-    best = best_of(entries)
+    chosen = chosen_before(folder, plan)
+    best = best_of(entries) if chosen is None else chosen
     proven: list[Proven] = []
     if plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
@@ -82,6 +83,15 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     if best is not None and plan.selection is not None:
         entries[best] = _chosen(entries[best], proven)
     return Outcome(folder, plan, entries, best, proven)
+
+
+def chosen_before(folder: Path, plan: Plan) -> int | None:
+    """The trial that a private selection has chosen. It never chooses another: its price is that of one model."""
+    for number in range(len(plan.cells) if plan.selection else 0):
+        run = run_folder(folder, number)
+        if run is not None and (run / FILE).is_file() and Record.read(run / FILE)[1].selected is not None:
+            return number
+    return None
 
 
 def best_of(entries: Sequence[Entry]) -> int | None:
