@@ -14,6 +14,7 @@ from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel
 from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
+from shoal.data.split import held_out
 from shoal.report.run_reader import read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
@@ -123,6 +124,33 @@ def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both
     cells = [{"data.test_fraction": 0.2, "records.batch": 10}, {"data.test_fraction": 0.56, "records.batch": 5}]
     plan = replace(make_plan(base_settings(None, words), grid_of(["records.batch=10,5"])), cells=cells)
     plan.write(tmp_path)
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
+    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
+    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
+    assert claims["record", "release"].epsilon >= truth
+
+
+@pytest.mark.slow
+def test_a_record_whose_client_keeps_fewer_records_in_one_cell_is_charged_for_both(tmp_path):
+    """Clients of 10, 11 and 20 records, and of 5, 6 and 11 where one of each user is kept."""
+    owners = np.array(["y"] * 14 + ["x"] * 12 + ["z"] * 25)
+    users = np.array([f"u{k}" for k in range(51)])
+    train, _ = held_out(np.unique(owners, return_inverse=True)[1], 10)
+    for owner, several in (("x", 5), ("y", 6), ("z", 11)):
+        own = train[owners[train] == owner]
+        users[own] = [f"{owner}{k % several}" for k in range(len(own))]
+    rows = [f"{k % 7},{k % 2},{owners[k]},{users[k]}" for k in range(51)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,label,client,user", *rows]))
+    settings = base_settings(None, [
+        "algorithm=dp-sgd", "model=linear", f"data.name={tmp_path / 'table.csv'}", "data.public_ownership=true",
+        "clients.sampling=all", "rounds=2", "budget.delta=1e-3", "per_step.noise_multiplier=4.0", "engine.threads=1",
+        "schema.label=label", "schema.client_column=client", "schema.user_column=user",
+    ])  # fmt: skip
+    settings |= {"schema.classes": ["0", "1"], "schema.columns": {"a": {"kind": "number", "range": [0, 7]}}}
+    cells = [{"records.max_per_user": 9, "records.batch": 10}, {"records.max_per_user": 1, "records.batch": 5}]
+    plan = replace(make_plan(settings, grid_of(["records.batch=10,5"])), cells=cells)
     for number in range(2):
         shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
     middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]

@@ -70,7 +70,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason, ADJACENCIES[unit]))
             continue
         event: Event = Compose(tuple(run[unit, observer] for run in spent))
-        if other_clients or _other_rows(configs):  # a record's client has another size in every cell
+        if other_clients or _other_rows(configs) or _other_caps(configs):  # a client's size differs between cells
             event = for_worst_client(event)
         found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
     return _marked(found, configs, runs)
@@ -171,6 +171,12 @@ def _other_rows(configs: Sequence[Config]) -> str | None:
     """Why a record may be trained on in one cell and score another."""
     held_out = {(each.data.name, each.data.test_fraction, *_columns(each)) for each in configs}
     return None if len(held_out) < 2 else OTHER_ROWS
+
+
+def _other_caps(configs: Sequence[Config]) -> bool:
+    """May cells use other records of the same client: other users, or more of each?"""
+    users = {each.schema.user_column if each.schema is not None else None for each in configs}
+    return len(users) > 1 or len({each.algorithm.records.max_per_user for each in configs}) > 1
 
 
 def _other_clients(configs: Sequence[Config]) -> str | None:
