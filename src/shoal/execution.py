@@ -18,6 +18,7 @@ from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.privacy_ledger import Ledger, digest_of_heads
 from shoal.config import Config, to_toml
+from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
 from shoal.prepare import limit_of
@@ -111,6 +112,11 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
     facts = _about_data(config, trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
+    if ledger.selected is not None:
+        raise LedgerError(
+            f"a private selection chose {folder.path}, so what is proven of it is no longer what it would be of a "
+            f"run: it has ended, and cannot be resumed"
+        )
     spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
     if not new:
         trainer.resume(folder, spending)

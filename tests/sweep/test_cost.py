@@ -15,6 +15,7 @@ from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
 from shoal.data.split import held_out
+from shoal.errors import LedgerError
 from shoal.report.run_reader import read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
@@ -285,7 +286,10 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
     best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
     assert told["cells"][0]["accuracy"] == best
+    assert shoal.load_model(chosen).claims[0]["epsilon"] == own, "the model says it too"
     assert read_run(chosen).ledger.whole
+    with pytest.raises(LedgerError, match="private selection chose"):
+        shoal.run(resume=chosen)
     (chosen / "result.json").unlink()
     assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
 

@@ -11,10 +11,13 @@ from typing import Any
 
 from shoal.accounting.claims import Proven
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record
+from shoal.files import write_whole
+from shoal.models.bundle import DESCRIPTION, read_bundle
 from shoal.report.claim_rows import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, by_headline, comparison_page
 from shoal.report.run_page import write_page, write_report
 from shoal.report.run_reader import RESULT, Run, read_run
+from shoal.saved_model import restated
 from shoal.sweep import cost
 from shoal.sweep.cells import is_done, run_folder, why_failed
 from shoal.sweep.plan import Plan
@@ -115,6 +118,7 @@ def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
         ledger.select(claims)
     result = (entry.run.result or {}) | {"selected": {"proven": claims}}
     write_page(path / RESULT, json.dumps(result, indent=1) + "\n")
+    write_whole(path / DESCRIPTION, restated(read_bundle(path), claims).to_json().encode())
     write_report(path)
     return replace(entry, name="chosen", run=read_run(path))
 
