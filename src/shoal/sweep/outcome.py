@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.accounting.claims import Proven
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record
+from shoal.errors import LedgerError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, read_bundle
 from shoal.report.claim_rows import proven_rows
@@ -92,8 +94,9 @@ def chosen_before(folder: Path, plan: Plan) -> int | None:
     """The trial that a private selection has chosen. It never chooses another: its price is that of one model."""
     for number in range(len(plan.cells) if plan.selection else 0):
         run = run_folder(folder, number)
-        if run is not None and (run / FILE).is_file() and Record.read(run / FILE)[1].selected is not None:
-            return number
+        with suppress(LedgerError):  # a trial without a ledger proves nothing, whichever is chosen
+            if run is not None and Record.read(run / FILE)[1].selected is not None:
+                return number
     return None
 
 
