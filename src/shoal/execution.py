@@ -16,8 +16,9 @@ import numpy as np
 
 from shoal import release
 from shoal.accounting.claims import Published, large_delta
-from shoal.accounting.privacy_ledger import Ledger, digest_of_heads
+from shoal.accounting.privacy_ledger import FILE, Ledger, Record, digest_of_heads
 from shoal.config import Config, to_toml
+from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
 from shoal.prepare import limit_of
@@ -29,7 +30,7 @@ from shoal.saved_model import describe, read_from_data
 from shoal.training.budget import Spending, assumed_facts, refuse_budget
 from shoal.training.client_data import digest
 from shoal.training.ranks import Lost
-from shoal.training.run_folder import RunFolder, environment, packed
+from shoal.training.run_folder import RunFolder, environment, key_in, packed
 from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, Trainer[Any], Path], None]
@@ -97,8 +98,30 @@ def execute(
 
 def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
+    _refuse_own_weights(config, trainer)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
+
+
+def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
+    """Raise a ConfigError where a private run begins with what another learnt from the same data.
+
+    Nothing is charged for that, and in research mode both may draw the same noise.
+    """
+    parts = trainer.cohort.partition
+    if config.init is None or parts is None or not config.algorithm.draws_noise:
+        return
+    file = Path(config.init).expanduser()
+    before = file if file.is_dir() else file.parent
+    try:
+        opened, key = Record.read(before / FILE)[1].opened or {}, key_in(before)
+    except (LedgerError, RunError):  # no run's folder
+        return
+    if opened.get("data") == digest(trainer.evaluation.dataset, parts, key):
+        raise ConfigError(
+            f"init {config.init} was learnt from the same data, and nothing would be charged for that: begin with a "
+            f"model that has not seen them, or run all rounds as one run"
+        )
 
 
 def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
@@ -111,6 +134,11 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
     facts = _about_data(config, trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
+    if ledger.selected is not None:
+        raise LedgerError(
+            f"a private selection chose {folder.path}, so what is proven of it is no longer what it would be of a "
+            f"run: it has ended, and cannot be resumed"
+        )
     spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
     if not new:
         trainer.resume(folder, spending)
@@ -190,6 +218,7 @@ def _about_data(
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
+    about |= {"init": True} if config.init is not None else {}
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about

@@ -361,6 +361,12 @@ def describe(
     )
 
 
+def restated(bundle: Bundle, claims: list[dict[str, Any]]) -> Bundle:
+    """The description of a model of which this is proven, and no longer what its run alone would prove."""
+    bounded = any(claim["epsilon"] is not None for claim in claims)
+    return replace(bundle, claims=tuple(claims), release=bundle.release if bounded else release.UNPROVEN)
+
+
 def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
     """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
     return any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.algorithms import algorithm
+from shoal.algorithms import algorithm, algorithms
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.schedules import NO_NOISE
 from shoal.mechanisms.setting import Setting
 
 
@@ -93,3 +94,14 @@ def test_where_sizes_are_not_known_nothing_is_claimed(name):
 @pytest.mark.parametrize("name", ["dp-sgd", "end-to-end", "pfl", "fed-cdp"])
 def test_without_noise_nothing_is_claimed(name):
     assert published(noisy(name, 0.0), Setting(1000, 20, sizes=(600,))) == {}
+
+
+@pytest.mark.parametrize("name", [name for name, record in algorithms().items() if record.published is not None])
+@pytest.mark.parametrize("boundary", ["per_step", "per_update", "per_round"])
+def test_a_recipe_says_nothing_of_noise_that_is_0(name, boundary):
+    """A run without noise ends like any other."""
+    record = algorithm(name)
+    noise = getattr(record, boundary)
+    if noise is not None and noise.noise_schedule() is not None:
+        without = replace(record, **{boundary: noise.with_noise(NO_NOISE)})
+        assert len(published(without, Setting(1000, 3, sizes=(500,)))) < 2

@@ -88,6 +88,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(tmp_path):
         (["--grid", "rounds=1", "--trials", "3"], "--private-selection"),
         (["--grid", "rounds=1", "--jobs", "0"], "--jobs must be >= 1"),
         (["--grid", "rounds=1", "--private-selection", "--trials", "0.5"], "expected number of trials"),
+        (["--grid", "rounds=1", "--private-selection", "-c", "noise_seed=7"], "draw their own noise"),
         (["--resume", "nowhere"], "not a sweep's folder"),
         (["--resume", "nowhere", "--grid", "rounds=1"], "keeps its own cells"),
         (["--grid", "rounds=1..9"], "--random N"),

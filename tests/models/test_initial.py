@@ -1,12 +1,15 @@
 """A run may begin from saved weights."""
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 import shoal
-from shoal.errors import ModelError
+from shoal.accounting.claims import INITIAL
+from shoal.errors import ConfigError, ModelError
 from shoal.models import build
 from shoal.models.initial import load_initial
 
@@ -72,3 +75,19 @@ def test_a_run_begins_from_them(model, tmp_path):
     result = shoal.run(run | {"data.clients": 2, "clients.sampling": "all"}, runs=tmp_path)
     assert all(torch.equal(held, result.model[name]) for name, held in model.state_dict().items())
     assert "public.safetensors" in (result.run / "config.toml").read_text()
+
+
+@pytest.mark.slow
+def test_a_private_run_says_that_it_began_with_them_and_refuses_those_of_a_run_on_the_same_data(tmp_path):
+    """Else a second run could continue a first: charged for its own rounds alone, and with the same noise."""
+    keys = {"model": "linear", "rounds": 1, "data.clients": 4, "clients.sampling": "all"}
+    private = keys | {"algorithm": "trusted-curator"}
+    first = shoal.run(private, runs=tmp_path)
+    assert all(INITIAL not in (claim["because"] or "") for claim in first.proven)
+    for init in (first.run, first.run / "model.safetensors"):
+        with pytest.raises(ConfigError, match="learnt from the same data"):
+            shoal.run(private, init=str(init), runs=tmp_path)
+    shutil.copy(first.run / "model.safetensors", tmp_path / "public.safetensors")
+    second = shoal.run(private, init=str(tmp_path / "public.safetensors"), runs=tmp_path)
+    assert [INITIAL in claim["because"] for claim in second.proven if claim["epsilon"] is not None] == [True, True]
+    assert shoal.run(keys | {"algorithm": "fedavg"}, init=str(first.run), runs=tmp_path).rounds == 1

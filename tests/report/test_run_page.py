@@ -23,7 +23,7 @@ from shoal.report import recorder
 from shoal.report import run_page as page
 from shoal.report.claim_rows import main_claim, proven_rows, shared_notes
 from shoal.report.compare import write_comparison
-from shoal.report.proof import CHECKPOINT
+from shoal.report.proof import CHECKPOINT, proof_of
 from shoal.report.run_page import run_page, write_report
 from shoal.report.run_reader import read_run
 from shoal.report.series import build, figure, thinned
@@ -419,6 +419,15 @@ def test_a_run_that_was_charged_after_it_was_selected_proves_nothing(tmp_path):
     with Ledger(whole.run / "ledger.jsonl") as ledger:
         ledger.intend(7, ledger.charged[-1].charges)
     assert all("after a private selection" in claim["because"] for claim in read_run(whole.run).proven)
+
+
+def test_epsilon_by_client_is_that_of_a_run_that_no_selection_chose(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.begin("run", "mine", "")
+        ledger.end("rounds", [], [(10, 1.0), (20, 0.5)])
+        assert proof_of(tmp_path, None).by_client
+        ledger.select([])
+        assert not proof_of(tmp_path, None).by_client
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel
 from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
+from shoal.data.split import held_out
+from shoal.errors import LedgerError
 from shoal.report.run_reader import read_run
 from shoal.sweep import cost
 from shoal.sweep.cells import cell_folder
@@ -132,6 +134,33 @@ def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both
 
 
 @pytest.mark.slow
+def test_a_record_whose_client_keeps_fewer_records_in_one_cell_is_charged_for_both(tmp_path):
+    """Clients of 10, 11 and 20 records, and of 5, 6 and 11 where one of each user is kept."""
+    owners = np.array(["y"] * 14 + ["x"] * 12 + ["z"] * 25)
+    users = np.array([f"u{k}" for k in range(51)])
+    train, _ = held_out(np.unique(owners, return_inverse=True)[1], 10)
+    for owner, several in (("x", 5), ("y", 6), ("z", 11)):
+        own = train[owners[train] == owner]
+        users[own] = [f"{owner}{k % several}" for k in range(len(own))]
+    rows = [f"{k % 7},{k % 2},{owners[k]},{users[k]}" for k in range(51)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,label,client,user", *rows]))
+    settings = base_settings(None, [
+        "algorithm=dp-sgd", "model=linear", f"data.name={tmp_path / 'table.csv'}", "data.public_ownership=true",
+        "clients.sampling=all", "rounds=2", "budget.delta=1e-3", "per_step.noise_multiplier=4.0", "engine.threads=1",
+        "schema.label=label", "schema.client_column=client", "schema.user_column=user",
+    ])  # fmt: skip
+    settings |= {"schema.classes": ["0", "1"], "schema.columns": {"a": {"kind": "number", "range": [0, 7]}}}
+    cells = [{"records.max_per_user": 9, "records.batch": 10}, {"records.max_per_user": 1, "records.batch": 5}]
+    plan = replace(make_plan(settings, grid_of(["records.batch=10,5"])), cells=cells)
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
+    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
+    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
+    assert claims["record", "release"].epsilon >= truth
+
+
+@pytest.mark.slow
 def test_the_best_of_a_private_selection_costs_what_the_theorem_says(tmp_path):
     plan = played(tmp_path, private=True, expected_trials=2.0)
     claim = client(cost.of_the_best(tmp_path, plan))
@@ -194,6 +223,27 @@ def test_a_private_selection_claims_nothing_for_records_held_out_in_one_cell_and
 
 
 @pytest.mark.slow
+def test_cells_whose_schemas_name_other_clients_have_neither_clients_nor_held_out_rows_in_common(tmp_path):
+    table = table_of(tmp_path, [f"c{k % 6}" for k in range(60)])
+    lines = table.read_text().splitlines()
+    other = ["other", *(f"d{k % 5}" for k in range(60))]
+    table.write_text("\n".join(f"{line},{more}" for line, more in zip(lines, other, strict=True)))
+    columns = {name: {"kind": "number", "range": [-5, 5]} for name in "abc"}
+    schema = {"schema.label": "label", "schema.classes": ["0", "1"], "schema.columns": columns}
+    words = [*BASE[:2], *BASE[3:], f"data.name={table}", "clients.cohort=3"]
+    settings, grid = base_settings(None, words) | schema, grid_of(["schema.client_column=client,other"])
+    chosen = cost.of_the_best(tmp_path, make_plan(settings, grid, private=True))
+    assert [claim.epsilon for claim in chosen] == [None] * len(chosen)
+    plan = make_plan(settings, grid, charge=True)
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    together = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
+    assert together["client", "release"].epsilon is None
+    assert "different ways" in together["client", "release"].because
+    assert together["record", "release"].epsilon > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("random", ["research", "secure"])
 def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path):
     plan = played(
@@ -236,9 +286,29 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
     best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
     assert told["cells"][0]["accuracy"] == best
+    assert shoal.load_model(chosen).claims[0]["epsilon"] == own, "the model says it too"
     assert read_run(chosen).ledger.whole
+    with pytest.raises(LedgerError, match="private selection chose"):
+        shoal.run(resume=chosen)
     (chosen / "result.json").unlink()
     assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
+
+
+@pytest.mark.slow
+def test_a_private_selection_that_has_chosen_never_chooses_another(tmp_path):
+    """As after a trial that failed, and finished when the sweep was resumed: two models would cost more than one."""
+    plan = make_plan(base_settings(None, BASE), grid_of(["per_round.noise_multiplier=2.0"]), private=True)
+    plan = replace(plan, cells=plan.selection.cells * 2, seeds=[1, 2])
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    before = outcome_of(tmp_path, plan)
+    shoal.run(plan.settings(1), runs=cell_folder(tmp_path, 1))
+    first, second = sorted(tmp_path.glob("cells/*/*/result.json"))
+    result = json.loads(second.read_text())
+    result["figures"]["accuracy"] = 1.0
+    second.write_text(json.dumps(result))
+    after = outcome_of(tmp_path, plan)
+    assert before.best == after.best == 0
+    assert [path for path in (first, second) if "selected" in json.loads(path.read_text())] == [first]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
 from shoal.html_text import html_table
 
-RESEARCH = "research mode: the seed must be secret, and float32's rounding of the noise is not counted"
+RESEARCH = "research mode: the seed must be secret and used once, and float32's rounding of the noise is not counted"
 """random=secure assumes neither."""
 
 GRAPH = "that part of delta is also for the sparse graph of secure aggregation"
@@ -38,6 +38,9 @@ CLASSES = "the names of the classes, which were read from the labels, are public
 
 COLUMNS = "ranges and categories of columns, which were read from the data, are public"
 """The same where nobody gave, or confirmed, those: the only record of a category shows in the model's inputs."""
+
+INITIAL = "the weights that training began with (init) were not learnt from these data"
+"""Added to all claims of a run that was given some: they are charged nothing."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -194,8 +197,9 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
 
 
 def assumed_public(facts: Mapping[str, Any]) -> list[str]:
-    """What a claim assumes to be public, though it was read from the data, by the first line of a ledger."""
-    return [words for key, words in (("read_classes", CLASSES), ("read_columns", COLUMNS)) if facts.get(key)]
+    """What a claim assumes to be public, by the first line of a ledger: what was read from the data, and `init`."""
+    assumed = (("read_classes", CLASSES), ("read_columns", COLUMNS), ("init", INITIAL))
+    return [words for key, words in assumed if facts.get(key)]
 
 
 def saying(found: Proven, words: str) -> Proven:

@@ -25,6 +25,8 @@ def _recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -
     assert algorithm.per_update is not None
     rate = algorithm.clients.expected(0, max(rounds, 1), setting.clients) / setting.clients
     noise = algorithm.per_update.multiplier(0, max(rounds, 1))
+    if noise == 0:
+        return ()
     epsilon = fed_sdp_epsilon(rounds, noise, delta, rate)
     return (Published("client", epsilon, delta, "Wei et al. (2023), Table 6: moments accountant, rounds + 1 steps"),)
 

@@ -18,6 +18,8 @@ def moments(paper: str, orders: str) -> Recipe:
     def recipe(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Published, ...]:
         assert algorithm.per_round is not None
         noise = algorithm.per_round.multiplier(0, max(rounds, 1))
+        if noise == 0:
+            return ()
         words = f"{paper}: moments accountant, orders {orders.replace('-', '..')}, treated as Poisson sampling"
         epsilon = moments_epsilon(_client_rate(algorithm, setting), noise, rounds, delta, orders)
         return (Published("client", epsilon, delta, words),)

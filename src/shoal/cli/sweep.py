@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Run a grid of settings in parallel; compare figures and proven epsilon. It can be interrupted and resumed."""
     from shoal.sweep.cost import planned_cells
-    from shoal.sweep.outcome import outcome_of, write_sweep_page
+    from shoal.sweep.outcome import chosen_before, outcome_of, write_sweep_page
     from shoal.sweep.plan import make_plan
 
     console = Console(stderr=as_json, emoji=False)
@@ -86,7 +86,8 @@ def command(
         folder = _new_folder(runs)
         plan.write(folder)
     with locked(folder, "wait for that sweep to end"):
-        _play(folder, plan, jobs, console)
+        if chosen_before(folder, plan) is None:
+            _play(folder, plan, jobs, console)
         outcome = outcome_of(folder, plan)
         page = write_sweep_page(outcome)
     _report(outcome, page, console, as_json)

@@ -57,7 +57,7 @@ def proof_of(path: Path, result: Mapping[str, Any] | None) -> Proof:
         proven=_claims(record),
         selected=record.selected is not None,
         simulated=bool((record.opened or {}).get("simulated")),
-        by_client=bool((record.closed or {}).get("by_client")),
+        by_client=bool((record.closed or {}).get("by_client")) and record.selected is None,
     )
 
 

@@ -34,7 +34,7 @@ OWN_LAYERS = (
 )
 OTHER_ROWS = (
     "the cells hold out different rows, and a private selection does not protect records that score another cell; "
-    "use the same data.name, data.label, data.client_column and data.test_fraction in all cells"
+    "use the same data.name, data.test_fraction, and columns of labels and clients in all cells"
 )
 
 
@@ -70,7 +70,7 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
             found.append(nothing(unit, observer, reason, ADJACENCIES[unit]))
             continue
         event: Event = Compose(tuple(run[unit, observer] for run in spent))
-        if other_clients or _other_rows(configs):  # a record's client has another size in every cell
+        if other_clients or _other_rows(configs) or _other_caps(configs):  # a client's size differs between cells
             event = for_worst_client(event)
         found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
     return _marked(found, configs, runs)
@@ -169,10 +169,14 @@ def _scored_with_layers(configs: Sequence[Config]) -> str | None:
 
 def _other_rows(configs: Sequence[Config]) -> str | None:
     """Why a record may be trained on in one cell and score another."""
-    held_out = {
-        (data.name, data.label, data.client_column, data.test_fraction) for data in (each.data for each in configs)
-    }
+    held_out = {(each.data.name, each.data.test_fraction, *_columns(each)) for each in configs}
     return None if len(held_out) < 2 else OTHER_ROWS
+
+
+def _other_caps(configs: Sequence[Config]) -> bool:
+    """May cells use other records of the same client: other users, or more of each?"""
+    users = {each.schema.user_column if each.schema is not None else None for each in configs}
+    return len(users) > 1 or len({each.algorithm.records.max_per_user for each in configs}) > 1
 
 
 def _other_clients(configs: Sequence[Config]) -> str | None:
@@ -180,6 +184,13 @@ def _other_clients(configs: Sequence[Config]) -> str | None:
     splits = set()
     for config in configs:
         data = replace(config.data, scale="unit", features="none")
-        owned = (data.name, data.label, data.client_column, "column")
-        splits.add(owned if data.partition == "column" else (data, config.seed))
+        classes = None if config.schema is None else config.schema.classes
+        dealt = (data, config.seed, *_columns(config), classes, config.task.kind)  # by the order of labels, perhaps
+        splits.add((data.name, *_columns(config), "column") if data.partition == "column" else dealt)
     return None if len(splits) < 2 else "the cells split the data over clients in different ways"
+
+
+def _columns(config: Config) -> tuple[Any, ...]:
+    """The columns of labels and of clients; where there is a schema, it names them."""
+    data, schema = config.data, config.schema
+    return (data.label, data.client_column) if schema is None else ("schema", schema.label, schema.client_column)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.accounting.claims import Proven
-from shoal.accounting.privacy_ledger import FILE, Ledger
+from shoal.accounting.privacy_ledger import FILE, Ledger, Record
+from shoal.errors import LedgerError
+from shoal.files import write_whole
+from shoal.models.bundle import DESCRIPTION, read_bundle
 from shoal.report.claim_rows import proven_rows
 from shoal.report.compare import MOST_LINES, Entry, Words, by_headline, comparison_page
 from shoal.report.run_page import write_page, write_report
 from shoal.report.run_reader import RESULT, Run, read_run
+from shoal.saved_model import restated
 from shoal.sweep import cost
 from shoal.sweep.cells import is_done, run_folder, why_failed
 from shoal.sweep.plan import Plan
@@ -71,7 +76,8 @@ class Outcome:
 def outcome_of(folder: Path, plan: Plan) -> Outcome:
     """Read a sweep's cells, and compute the cost where it is asked for."""
     entries = [_entry(folder, plan, number) for number in range(len(plan.cells))]
-    best = best_of(entries)
+    chosen = chosen_before(folder, plan)
+    best = best_of(entries) if chosen is None else chosen
     proven: list[Proven] = []
     if plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
@@ -82,6 +88,16 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     if best is not None and plan.selection is not None:
         entries[best] = _chosen(entries[best], proven)
     return Outcome(folder, plan, entries, best, proven)
+
+
+def chosen_before(folder: Path, plan: Plan) -> int | None:
+    """The trial that a private selection has chosen. It never chooses another: its price is that of one model."""
+    for number in range(len(plan.cells) if plan.selection else 0):
+        run = run_folder(folder, number)
+        with suppress(LedgerError):  # a trial without a ledger proves nothing, whichever is chosen
+            if run is not None and Record.read(run / FILE)[1].selected is not None:
+                return number
+    return None
 
 
 def best_of(entries: Sequence[Entry]) -> int | None:
@@ -105,6 +121,7 @@ def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
         ledger.select(claims)
     result = (entry.run.result or {}) | {"selected": {"proven": claims}}
     write_page(path / RESULT, json.dumps(result, indent=1) + "\n")
+    write_whole(path / DESCRIPTION, restated(read_bundle(path), claims).to_json().encode())
     write_report(path)
     return replace(entry, name="chosen", run=read_run(path))
 

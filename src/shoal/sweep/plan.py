@@ -235,5 +235,6 @@ def make_plan(
     for number in range(len(cells)):
         plan.config(number)
     for cell in selection.cells if selection else []:
-        configure(base | cell)
+        if (seed := configure(base | cell).noise_seed) is not None:
+            raise ConfigError(f"noise_seed {seed}: trials of a private selection draw their own noise; leave it out")
     return plan

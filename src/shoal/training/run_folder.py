@@ -102,13 +102,7 @@ class RunFolder:
         if new and not path.exists():
             drawn = {release.KEY: release.DATA_KEY, "key": secrets.token_hex(32)}
             self.write_text(DATA_KEY, json.dumps(drawn) + "\n")
-        try:
-            return bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["key"])
-        except (OSError, ValueError, TypeError, KeyError):
-            raise RunError(
-                f"{path} cannot be read, so the data cannot be compared with those of the run; "
-                f"put it back, or start a new run"
-            ) from None
+        return key_in(self.path)
 
     def add_metrics(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to metrics.jsonl."""
@@ -145,6 +139,18 @@ class RunFolder:
         """Drop the metrics of rounds that will be run again."""
         lines = [line for line in self.metrics() if line["round"] <= rounds]
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def key_in(folder: Path) -> bytes:
+    """The key of the digest of a run's data in its ledger."""
+    path = folder / DATA_KEY
+    try:
+        return bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["key"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise RunError(
+            f"{path} cannot be read, so the data cannot be compared with those of the run; "
+            f"put it back, or start a new run"
+        ) from None
 
 
 def packed(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:
