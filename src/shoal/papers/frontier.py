@@ -47,6 +47,8 @@ CLIENT = (
     ),
     Series("geyer-private, 1,000", ("beyond-client",), r"^geyer-private 1000/", "#0f766e", joined=True),
     Series("geyer-private, 10,000", ("beyond-client",), r"^geyer-private 10000/", "#4338ca", joined=True),
+    Series("1,000, Fourier features", ("beyond-client",), r"^geyer-private 1000, Fourier", "#0f766e", "*"),
+    Series("10,000, Fourier features", ("beyond-client",), r"^geyer-private 10000, Fourier", "#4338ca", "*"),
     Series("dp-ftrl, 1,000, cyclic", ("beyond-client",), r"^dp-ftrl .* cyclic", "#0f766e", "D", joined=True),
     Series("Geyer et al. (2017)", ("geyer-table1",), r"^private/\d+$", "#be185d", "v", 8),
     Series("trusted curator (Thesis)", THESIS, r"^trusted curator/[^/]+$", "#a16207", "s", 8),
