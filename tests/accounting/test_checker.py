@@ -332,7 +332,7 @@ def test_a_composition_that_would_fill_the_memory_is_refused_before_it_is_made(
     assert not made
 
 
-def test_losses_that_are_too_far_apart_for_the_memory_are_refused() -> None:
+def test_losses_too_distant_for_the_memory_are_refused() -> None:
     """Of 100,000 steps with little noise that a client took with probability 0.999: 500 million points."""
     grid = loss_distributions.Grid(0.05)
     with pytest.raises(ValueError, match="a composition of 6,000,002 points"):
