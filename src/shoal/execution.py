@@ -143,7 +143,7 @@ def _begun(
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
         raise LedgerError(
-            f"{folder.path} cannot be resumed: a private selection chose it as it is; use its model, or start a new run"
+            f"{folder.path} cannot be resumed: a private selection chose it; use its model, or start a new run"
         )
     spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
     if not new:
