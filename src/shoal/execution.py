@@ -18,7 +18,6 @@ from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record, digest_of_heads
 from shoal.config import Config, read_toml, to_toml
-from shoal.data.known import KNOWN
 from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
@@ -57,12 +56,14 @@ def execute(
     on_round: OnRound | None,
     on_end: OnEnd | None = None,
     passed: bool = False,
+    named: bool = True,
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
 
-    `passed`: the model was passed in Python, and no name can build it again.
+    `passed`: the model was passed in Python, and no name can build it again. `named`: the data were loaded by their
+    name, not passed.
     """
-    folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
+    folder = _new_folder(config, trainer, Path(runs), named) if resume is None else RunFolder.open(Path(resume))
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
         spending = _begun(config, trainer, folder, ledger, resume is None, passed)
         if on_start:
@@ -97,14 +98,14 @@ def execute(
     return result
 
 
-def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
+def _new_folder(config: Config, trainer: Trainer[Any], runs: Path, named: bool) -> RunFolder:
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
-    _refuse_own_weights(config, trainer)
+    _refuse_own_weights(config, trainer, named)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
 
 
-def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
+def _refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool) -> None:
     """Raise a ConfigError where a private run begins with what another learnt from the same data.
 
     Nothing is charged for that, and in research mode both may draw the same noise.
@@ -112,14 +113,15 @@ def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
     parts = trainer.cohort.partition
     if config.init is None or parts is None or not config.algorithm.draws_noise:
         return
-    file = Path(config.init).expanduser()
+    file = Path(config.init).expanduser().resolve()
     before = file if file.is_dir() else file.parent
     try:
-        opened, name = Record.read(before / FILE)[1].opened or {}, read_toml(before / "config.toml").get("data.name")
-    except (LedgerError, ConfigError):  # no run's folder
+        opened, name = Record.read(before / FILE)[1].opened or {}, str(read_toml(before / "config.toml")["data.name"])
+    except (LedgerError, ConfigError, KeyError):  # no run's folder
         return
-    same = name == config.data.name and (str(name) in KNOWN or Path(name).exists())  # however clients share them
-    with suppress(RunError):  # without its key they cannot be compared
+    now, then = (Path(each).expanduser().resolve() for each in (config.data.name, name))
+    same = named and now == then  # however clients share them
+    with suppress(RunError):  # its key is gone
         same = same or opened.get("data") == digest(trainer.evaluation.dataset, parts, key_in(before))
     if same:
         raise ConfigError(
