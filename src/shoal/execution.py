@@ -100,12 +100,12 @@ def execute(
 
 def _new_folder(config: Config, trainer: Trainer[Any], runs: Path, named: bool) -> RunFolder:
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
-    _refuse_own_weights(config, trainer, named)
+    refuse_own_weights(config, trainer, named)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
 
 
-def _refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool) -> None:
+def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True) -> None:
     """Raise a ConfigError where a private run begins with what another learnt from the same data.
 
     Nothing is charged for that, and in research mode both may draw the same noise.
