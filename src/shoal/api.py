@@ -92,7 +92,7 @@ def run(
     def train(settings: Config, trainer: Trainer[Any]) -> Result:
         return execute(
             settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
-            on_end=on_end, passed=passed,
+            on_end=on_end, passed=passed, named=not isinstance(data, Dataset),
         )  # fmt: skip
 
     ranks = join()

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ import numpy as np
 from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record, digest_of_heads
-from shoal.config import Config, to_toml
+from shoal.config import Config, read_toml, to_toml
 from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
@@ -56,14 +56,16 @@ def execute(
     on_round: OnRound | None,
     on_end: OnEnd | None = None,
     passed: bool = False,
+    named: bool = True,
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
 
-    `passed`: the model was passed in Python, and no name can build it again.
+    `passed`: the model was passed in Python, and no name can build it again. `named`: the data were loaded by their
+    name, not passed.
     """
-    folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
+    folder = _new_folder(config, trainer, Path(runs), named) if resume is None else RunFolder.open(Path(resume))
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
-        spending = _begun(config, trainer, folder, ledger, new=resume is None)
+        spending = _begun(config, trainer, folder, ledger, resume is None, passed)
         if on_start:
             on_start(config, trainer, folder.path)
         board = None if config.log == "none" else board_module(config.log).Board(folder.path, trainer.done)
@@ -96,14 +98,14 @@ def execute(
     return result
 
 
-def _new_folder(config: Config, trainer: Trainer[Any], runs: Path) -> RunFolder:
+def _new_folder(config: Config, trainer: Trainer[Any], runs: Path, named: bool) -> RunFolder:
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
-    _refuse_own_weights(config, trainer)
+    refuse_own_weights(config, trainer, named)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
     return RunFolder.create(runs, name)
 
 
-def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
+def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True) -> None:
     """Raise a ConfigError where a private run begins with what another learnt from the same data.
 
     Nothing is charged for that, and in research mode both may draw the same noise.
@@ -111,20 +113,26 @@ def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
     parts = trainer.cohort.partition
     if config.init is None or parts is None or not config.algorithm.draws_noise:
         return
-    file = Path(config.init).expanduser()
+    file = Path(config.init).expanduser().resolve()
     before = file if file.is_dir() else file.parent
     try:
-        opened, key = Record.read(before / FILE)[1].opened or {}, key_in(before)
-    except (LedgerError, RunError):  # no run's folder
+        opened, name = Record.read(before / FILE)[1].opened or {}, str(read_toml(before / "config.toml")["data.name"])
+    except (LedgerError, ConfigError, KeyError):  # no run's folder
         return
-    if opened.get("data") == digest(trainer.evaluation.dataset, parts, key):
+    now, then = (Path(each).expanduser().resolve() for each in (config.data.name, name))
+    same = named and now == then  # however clients share them
+    with suppress(RunError):  # its key is gone
+        same = same or opened.get("data") == digest(trainer.evaluation.dataset, parts, key_in(before))
+    if same:
         raise ConfigError(
             f"init {config.init} was learnt from the same data, and nothing would be charged for that: begin with a "
             f"model that has not seen them, or run all rounds as one run"
         )
 
 
-def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
+def _begun(
+    config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool, passed: bool
+) -> Spending:
     """The budget of this run, with its ledger open; a resumed run continues from its checkpoint."""
     if new:
         mode = trainer.cohort.streams.mode
@@ -132,12 +140,12 @@ def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Led
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
+    facts |= {"init": True} if config.init is not None or passed else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
         raise LedgerError(
-            f"a private selection chose {folder.path}, so what is proven of it is no longer what it would be of a "
-            f"run: it has ended, and cannot be resumed"
+            f"{folder.path} cannot be resumed: a private selection chose it; use its model, or start a new run"
         )
     spending = Spending(config.algorithm, trainer.setting, limit_of(config), ledger)
     if not new:
@@ -218,7 +226,6 @@ def _about_data(
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
-    about |= {"init": True} if config.init is not None else {}
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import shoal
 from shoal.cli.main import main
 from shoal.sweep.cells import sensible_jobs
 from shoal.training.engine_settings import cores, gpus, of_one_job
@@ -135,3 +136,26 @@ def test_a_cell_that_a_trial_could_never_play_is_found_first(monkeypatch, capsys
     assert ended.value.code == 2
     assert "nosuch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trials_that_would_begin_with_what_was_learnt_from_their_data_are_found_first(monkeypatch, capsys, tmp_path):
+    """Else each would fail, and a private selection shows no trial but the chosen one."""
+    before = shoal.run(
+        dict(key.split("=") for key in KEYS[:2]) | {"rounds": 1, "data.clients": 20}, runs=tmp_path
+    ).run
+    words = [
+        *SMALL,
+        "-c",
+        f"init={before}",
+        "--grid",
+        "rounds=1",
+        "--private-selection",
+        "--runs",
+        tmp_path / "sweeps",
+    ]
+    monkeypatch.setattr(sys, "argv", ["shoal", "sweep", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "learnt from the same data" in capsys.readouterr().err
+    assert not (tmp_path / "sweeps").exists()

@@ -1,6 +1,8 @@
 """A run may begin from saved weights."""
 
 import shutil
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -87,7 +89,21 @@ def test_a_private_run_says_that_it_began_with_them_and_refuses_those_of_a_run_o
     for init in (first.run, first.run / "model.safetensors"):
         with pytest.raises(ConfigError, match="learnt from the same data"):
             shoal.run(private, init=str(init), runs=tmp_path)
+    (tmp_path / "linked.safetensors").symlink_to(first.run / "model.safetensors")
+    for split, init in product(({"seed": 1}, {"data.clients": 5}), (first.run, tmp_path / "linked.safetensors")):
+        with pytest.raises(ConfigError, match="learnt from the same data"):
+            shoal.run(private | split, init=str(init), runs=tmp_path)
+    half = shoal.load("digits")
+    half = replace(half, train_x=half.train_x[700:], train_y=half.train_y[700:])
+    assert shoal.run(private, data=half, init=str(first.run), runs=tmp_path).rounds == 1, "only the caller knows"
     shutil.copy(first.run / "model.safetensors", tmp_path / "public.safetensors")
     second = shoal.run(private, init=str(tmp_path / "public.safetensors"), runs=tmp_path)
     assert [INITIAL in claim["because"] for claim in second.proven if claim["epsilon"] is not None] == [True, True]
     assert shoal.run(keys | {"algorithm": "fedavg"}, init=str(first.run), runs=tmp_path).rounds == 1
+
+
+@pytest.mark.slow
+def test_a_run_with_a_model_that_was_passed_says_that_its_weights_were_not_learnt_from_the_data(model, tmp_path):
+    keys = {"algorithm": "trusted-curator", "rounds": 1, "data.clients": 4, "clients.sampling": "all"}
+    result = shoal.run(keys, model=model, runs=tmp_path)
+    assert [INITIAL in claim["because"] for claim in result.proven if claim["epsilon"] is not None] == [True, True]

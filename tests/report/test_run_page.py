@@ -431,6 +431,16 @@ def test_epsilon_by_client_is_that_of_a_run_that_no_selection_chose(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_page_of_a_run_that_a_selection_chose_draws_no_epsilon_by_round(tmp_path):
+    """It would be that of the run alone, also for observers of whom the selection proves nothing."""
+    run = play(tmp_path, PRIVATE).run
+    assert "epsilon" in embedded(run_page(read_run(run)))
+    with Ledger(run / "ledger.jsonl") as ledger:
+        ledger.select(read_run(run).proven)
+    assert "epsilon" not in embedded(run_page(read_run(run)))
+
+
+@pytest.mark.slow
 def test_figures_that_are_no_numbers_and_lines_half_written_do_no_harm(tmp_path):
     run = play(tmp_path, PRIVATE).run
     lines = (run / "metrics.jsonl").read_text().splitlines()

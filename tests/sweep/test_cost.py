@@ -15,12 +15,12 @@ from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger
 from shoal.accounting.selection import Trials
 from shoal.data.split import held_out
-from shoal.errors import LedgerError
+from shoal.errors import LedgerError, RunError
 from shoal.report.run_reader import read_run
-from shoal.sweep import cost
+from shoal.sweep import cost, outcome
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.outcome import outcome_of, write_sweep_page
-from shoal.sweep.plan import base_settings, grid_of, make_plan
+from shoal.sweep.plan import Plan, base_settings, grid_of, make_plan
 
 BASE = [
     "algorithm=trusted-curator", "model=linear", "data.clients=20", "clients.sampling=poisson", "clients.cohort=10",
@@ -288,7 +288,7 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert told["cells"][0]["accuracy"] == best
     assert shoal.load_model(chosen).claims[0]["epsilon"] == own, "the model says it too"
     assert read_run(chosen).ledger.whole
-    with pytest.raises(LedgerError, match="private selection chose"):
+    with pytest.raises(LedgerError, match="private selection chose it"):
         shoal.run(resume=chosen)
     (chosen / "result.json").unlink()
     assert read_run(chosen).epsilon("client", "release") == own, "the ledger knows of the selection"
@@ -309,6 +309,27 @@ def test_a_private_selection_that_has_chosen_never_chooses_another(tmp_path):
     after = outcome_of(tmp_path, plan)
     assert before.best == after.best == 0
     assert [path for path in (first, second) if "selected" in json.loads(path.read_text())] == [first]
+    first.parent.rename(tmp_path / "released")
+    with pytest.raises(RunError, match=r"no longer in .*0001: put it back"):
+        outcome_of(tmp_path, Plan.read(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_crash_at_the_choice_leaves_no_chosen_model_that_states_the_price_of_a_run(tmp_path, monkeypatch):
+    plan = make_plan(base_settings(None, BASE), grid_of(["per_round.noise_multiplier=2.0"]), private=True)
+    plan = replace(plan, cells=plan.selection.cells, seeds=[1])
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    (path,) = cell_folder(tmp_path, 0).glob("*/")
+    alone = shoal.load_model(path).claims[0]["epsilon"]
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outcome, "write_page", killed)
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(tmp_path, plan)
+    assert read_run(path).selected
+    assert shoal.load_model(path).claims[0]["epsilon"] > alone
 
 
 @pytest.mark.slow

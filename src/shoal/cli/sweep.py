@@ -173,6 +173,8 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     console.print(_cells(outcome, private))
     if private and outcome.best is None:
         console.print("no trial finished, or their headline figures differ: nothing was chosen")
+        for entry in outcome.failed[:1]:  # the others fail alike, as a rule
+            console.print(escape(f"{entry.name} {entry.failed}"), highlight=False)
     console.print()
     if outcome.proven:
         console.print("the chosen model:" if private else "all cells together:")

@@ -136,8 +136,11 @@ def spread_of(scores: Scores) -> Plot | None:
 
 
 def _epsilon(run: Run) -> Plot | None:
-    """Epsilon by round for each unit and observer, with the budget and the published figure."""
-    lines = _spent(run)
+    """Epsilon by round for each unit and observer, with the budget and the published figure.
+
+    Not of a run that a private selection chose: it would be that of the run alone.
+    """
+    lines = {} if run.selected else _spent(run)
     columns = [
         (f"{_unit(run, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
         for tone, ((unit, values), observers) in enumerate(lines.items(), start=1)

@@ -131,9 +131,11 @@ def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event]]]:
 
 def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Event]]:
     """What a trial of this cell would be charged."""
+    from shoal.execution import refuse_own_weights
     from shoal.prepare import limit_of, prepare
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
+    refuse_own_weights(config, simulator)
     setting = replace(simulator.setting, secure=config.random == "secure")  # set later by a run's own streams
     algorithm, limit = config.algorithm, limit_of(config)
     simulator.close()

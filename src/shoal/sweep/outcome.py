@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.accounting.claims import Proven
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record
-from shoal.errors import LedgerError
+from shoal.errors import LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, read_bundle
 from shoal.report.claim_rows import proven_rows
@@ -21,7 +21,7 @@ from shoal.report.run_page import write_page, write_report
 from shoal.report.run_reader import RESULT, Run, read_run
 from shoal.saved_model import restated
 from shoal.sweep import cost
-from shoal.sweep.cells import is_done, run_folder, why_failed
+from shoal.sweep.cells import cell_folder, is_done, run_folder, why_failed
 from shoal.sweep.plan import Plan
 
 PAGE = "sweep.html"
@@ -87,11 +87,23 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
         entries[best] = replace(entries[best], best=True)
     if best is not None and plan.selection is not None:
         entries[best] = _chosen(entries[best], proven)
+        replace(plan, chosen=best).write(folder)
     return Outcome(folder, plan, entries, best, proven)
 
 
 def chosen_before(folder: Path, plan: Plan) -> int | None:
-    """The trial that a private selection has chosen. It never chooses another: its price is that of one model."""
+    """The trial that a private selection has chosen. It never chooses another: its price is that of one model.
+
+    Raises:
+        RunError: Its run is gone.
+    """
+    if plan.chosen is not None:
+        if run_folder(folder, plan.chosen) is None:
+            raise RunError(
+                f"the run that this private selection chose is no longer in {cell_folder(folder, plan.chosen)}: "
+                f"put it back; another choice would be a second release"
+            )
+        return plan.chosen
     for number in range(len(plan.cells) if plan.selection else 0):
         run = run_folder(folder, number)
         with suppress(LedgerError):  # a trial without a ledger proves nothing, whichever is chosen
@@ -117,11 +129,12 @@ def _chosen(entry: Entry, proven: list[Proven]) -> Entry:
     assert entry.run is not None
     claims = [claim.to_json() for claim in proven]
     path = entry.run.path
+    # Before the ledger: a crash in between leaves no chosen model that states what its run alone would prove.
+    write_whole(path / DESCRIPTION, restated(read_bundle(path), claims).to_json().encode())
     with Ledger(path / FILE) as ledger:
         ledger.select(claims)
     result = (entry.run.result or {}) | {"selected": {"proven": claims}}
     write_page(path / RESULT, json.dumps(result, indent=1) + "\n")
-    write_whole(path / DESCRIPTION, restated(read_bundle(path), claims).to_json().encode())
     write_report(path)
     return replace(entry, name="chosen", run=read_run(path))
 

@@ -70,6 +70,7 @@ class Plan:
         no_guarantee: Whether methods without a proof are allowed.
         charge: Whether to compute what all cells together cost.
         selection: The private selection, if it is one.
+        chosen: The trial that it has chosen.
     """
 
     base: dict[str, Any]
@@ -78,6 +79,7 @@ class Plan:
     no_guarantee: bool = False
     charge: bool = False
     selection: Selection | None = None
+    chosen: int | None = None
 
     def settings(self, number: int) -> dict[str, Any]:
         """The configuration of a cell, as `configure` takes it."""
