@@ -23,6 +23,7 @@ from shoal.prepare import prepare, with_way
 from shoal.report import notebook
 from shoal.report.claim_rows import Claims
 from shoal.result import Result
+from shoal.training.context import current_gpu_kept
 from shoal.training.distributed import DistributedCohort, agree, facts, offer
 from shoal.training.ranks import Dismissed, Ranks, join
 from shoal.training.round import SimulatedCohort
@@ -92,13 +93,14 @@ def run(
     def train(settings: Config, trainer: Trainer[Any]) -> Result:
         return execute(
             settings, trainer, started=started, resume=resume, runs=runs, on_start=on_start, on_round=on_round,
-            on_end=on_end, passed=passed,
+            on_end=on_end, passed=passed, weights=isinstance(model, nn.Module),
         )  # fmt: skip
 
     ranks = join()
-    if ranks.count == 1:
-        return train(*ready())
-    return _led(ranks, ready, train) if ranks.rank == 0 else _followed(ranks, ready)
+    with current_gpu_kept():
+        if ranks.count == 1:
+            return train(*ready())
+        return _led(ranks, ready, train) if ranks.rank == 0 else _followed(ranks, ready)
 
 
 def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, Trainer[Any]], Result]) -> Result:

@@ -56,14 +56,15 @@ def execute(
     on_round: OnRound | None,
     on_end: OnEnd | None = None,
     passed: bool = False,
+    weights: bool = False,
 ) -> Result:
     """Train in a run folder, with a ledger: what `shoal.run` and a federation's coordinator share.
 
-    `passed`: the model was passed in Python, and no name can build it again.
+    `passed`: the model was passed in Python, and no name can build it again; `weights`: with weights of its own.
     """
     folder = _new_folder(config, trainer, Path(runs)) if resume is None else RunFolder.open(Path(resume))
     with folder, Ledger(folder.path / "ledger.jsonl") as ledger, closing(trainer):
-        spending = _begun(config, trainer, folder, ledger, new=resume is None)
+        spending = _begun(config, trainer, folder, ledger, resume is None, weights)
         if on_start:
             on_start(config, trainer, folder.path)
         board = None if config.log == "none" else board_module(config.log).Board(folder.path, trainer.done)
@@ -124,14 +125,16 @@ def _refuse_own_weights(config: Config, trainer: Trainer[Any]) -> None:
         )
 
 
-def _begun(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool) -> Spending:
+def _begun(
+    config: Config, trainer: Trainer[Any], folder: RunFolder, ledger: Ledger, new: bool, weights: bool
+) -> Spending:
     """The budget of this run, with its ledger open; a resumed run continues from its checkpoint."""
     if new:
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
-    facts = _about_data(config, trainer, folder, ledger.opened)
+    facts = _about_data(config, trainer, folder, ledger.opened, weights)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
@@ -209,7 +212,7 @@ def _released(
 
 
 def _about_data(
-    config: Config, trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None
+    config: Config, trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None, weights: bool
 ) -> dict[str, Any]:
     """What the ledger records of the data, so that a run cannot be resumed with others.
 
@@ -218,7 +221,7 @@ def _about_data(
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
-    about |= {"init": True} if config.init is not None else {}
+    about |= {"init": True} if weights or config.init is not None else {}
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about

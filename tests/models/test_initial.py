@@ -91,3 +91,10 @@ def test_a_private_run_says_that_it_began_with_them_and_refuses_those_of_a_run_o
     second = shoal.run(private, init=str(tmp_path / "public.safetensors"), runs=tmp_path)
     assert [INITIAL in claim["because"] for claim in second.proven if claim["epsilon"] is not None] == [True, True]
     assert shoal.run(keys | {"algorithm": "fedavg"}, init=str(first.run), runs=tmp_path).rounds == 1
+
+
+@pytest.mark.slow
+def test_a_private_run_says_that_it_began_with_the_weights_of_a_module_that_was_passed(tmp_path):
+    keys = {"algorithm": "trusted-curator", "rounds": 1, "data.clients": 4, "clients.sampling": "all"}
+    result = shoal.run(keys, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), runs=tmp_path)
+    assert [INITIAL in claim["because"] for claim in result.proven if claim["epsilon"] is not None] == [True, True]

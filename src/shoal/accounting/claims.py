@@ -39,7 +39,7 @@ CLASSES = "the names of the classes, which were read from the labels, are public
 COLUMNS = "ranges and categories of columns, which were read from the data, are public"
 """The same where nobody gave, or confirmed, those: the only record of a category shows in the model's inputs."""
 
-INITIAL = "the weights that training began with (init) were not learnt from these data"
+INITIAL = "the weights that training began with were not learnt from these data"
 """Added to all claims of a run that was given some: they are charged nothing."""
 
 SIMULATED = "simulated clients"
