@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from shoal import release
-from shoal.accounting.privacy_ledger import verify
+from shoal.accounting.privacy_ledger import Record, verify
 from shoal.accounting.rounding import up
 from shoal.config import MOST_ROUNDS
 from shoal.data.dataset import Dataset
@@ -548,6 +548,12 @@ class Site:
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
+        progress = self.owner.folder / PROGRESS
+        if not progress.exists() and ledger.exists() and Record.read(ledger)[1].charged:
+            raise LedgerError(
+                f"{progress} is missing, so it cannot be known whether {ledger} is the latest copy and which rounds "
+                f"are not charged yet; restore the whole folder as it was last"
+            )
         head = self._kept_progress().get("ledger")
         if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
             raise LedgerError(
