@@ -156,11 +156,11 @@ def _stand_in(x: Tensor) -> Tensor:
 @contextmanager
 def current_gpu_kept() -> Iterator[None]:
     """In the end, the GPU that is the current one here is so again; without CUDA's start that was the first."""
-    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_device(before)
 
 
