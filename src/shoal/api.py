@@ -23,6 +23,7 @@ from shoal.prepare import prepare, with_way
 from shoal.report import notebook
 from shoal.report.claim_rows import Claims
 from shoal.result import Result
+from shoal.training.context import current_gpu_kept
 from shoal.training.distributed import DistributedCohort, agree, facts, offer
 from shoal.training.ranks import Dismissed, Ranks, join
 from shoal.training.round import SimulatedCohort
@@ -96,9 +97,10 @@ def run(
         )  # fmt: skip
 
     ranks = join()
-    if ranks.count == 1:
-        return train(*ready())
-    return _led(ranks, ready, train) if ranks.rank == 0 else _followed(ranks, ready)
+    with current_gpu_kept():
+        if ranks.count == 1:
+            return train(*ready())
+        return _led(ranks, ready, train) if ranks.rank == 0 else _followed(ranks, ready)
 
 
 def _led(ranks: Ranks, ready: Callable[[], Prepared], train: Callable[[Config, Trainer[Any]], Result]) -> Result:

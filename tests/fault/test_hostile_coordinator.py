@@ -132,7 +132,7 @@ def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
     raw = terms(per_step__noise_multiplier=0.0, **momentum)
     assert answers(tmp_path, raw, torch.zeros(650), 1, Requirements())[0].vectors
     site = Site(Owner("site", tmp_path, some))
-    assert "agreed" in site.answer(TERMS, Payload({"terms": raw.text, "round": 0})).values
+    assert "agreed" in site.answer(TERMS, Payload({"terms": raw.text, "round": 1})).values
     assert site._state, "after a restart it goes on"
     site.close()
     site = Site(Owner("site", tmp_path, some))
@@ -235,10 +235,26 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
         path.write_bytes(kept)
     told = []
     again = Site(site.owner, told.append)
-    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    resumed = Payload(first.values | {"charged": 1})
+    assert again.answer(TERMS, resumed).values["refused"] == INTERNAL_ERROR.format(site="the site")
     assert "is not the one last written" in told[0]
     again.close()
     assert path.exists() == (how != "gone")
+
+
+@pytest.mark.slow
+def test_a_ledger_without_the_progress_beside_it_is_not_believed(replies, tmp_path):
+    """It may be an older copy, alone in a new folder; and the rest of the run would never be charged."""
+    site, first, message, _ = replies
+    site.answer(TERMS, first)
+    site.answer(ROUND, message)
+    site.close()
+    (tmp_path / "new" / "progress.json").unlink()
+    told = []
+    again = Site(site.owner, told.append)
+    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    assert "progress.json is missing" in told[0]
+    again.close()
 
 
 def test_a_federation_commits_every_round(tmp_path):

@@ -178,6 +178,16 @@ def test_a_ledger_that_was_cut_off_is_noticed(tmp_path, lines):
     assert go_on(run).rounds == 6
 
 
+def test_a_ledger_cut_to_its_first_line_is_noticed_without_a_checkpoint_too(tmp_path):
+    run = stopped_after(tmp_path, PRIVATE, 3)
+    first = ledger_text(run).splitlines(keepends=True)[0]
+    (run / "ledger.jsonl").write_bytes(first)
+    (run / CHECKPOINT).unlink()
+    with pytest.raises(LedgerError, match=r"round 3 was run.*cut off.*put the whole ledger back"):
+        go_on(run)
+    assert ledger_text(run) == first
+
+
 def test_a_ledger_cut_off_in_the_middle_of_a_line_that_a_checkpoint_follows_is_noticed(tmp_path):
     run = stopped_after(tmp_path, PRIVATE, 3)
     intent = ledger_text(run).splitlines(keepends=True)[:-1]

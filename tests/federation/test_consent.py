@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
         grid = with_sites(tmp_path, 4, requirements=requirements)
         told = []
         if answered:
-            result, _ = served(tmp_path / str(turn), curator(1), grid)
+            result, _ = served(tmp_path / str(turn), curator(1) | {"seed": turn}, grid)
             assert [line["clients"] for line in result.metrics] == [4]
         else:
             site_ledger = SiteLedger(tmp_path / "site-0" / "ledger.jsonl", "site-00", requirements, "client")
@@ -275,7 +276,7 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
-    site.answer(TERMS, Payload(terms.values | {"repeats": 1}))
+    site.answer(TERMS, Payload(terms.values | {"charged": 1, "repeats": 1}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
@@ -291,13 +292,77 @@ def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinat
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
-    site.answer(TERMS, Payload(terms.values | {"repeats": 1}))
+    site.answer(TERMS, Payload(terms.values | {"charged": 3, "repeats": 1}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
     assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
     assert charged(tmp_path / "new")[0] == 3 + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("said", "goes_on"),
+    [
+        ({"round": 2, "charged": 3, "repeats": 1}, True),
+        ({"round": 0, "charged": 3, "repeats": 2}, True),
+        ({"round": 2, "repeats": 1}, False),
+        ({"round": 1, "charged": 2, "repeats": 2}, False),
+        ({"round": 2, "charged": 3}, False),
+        ({"round": 3}, False),
+    ],
+)
+def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_path, said, goes_on):
+    """Round 3 ran twice, and the site was in the second. An older copy would run rounds again and not say so."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.answer(ROUND, Payload(message.values | {"round": 2, "attempt": 1, "repeats": 1}, message.vectors))
+    site.close()
+    before = (tmp_path / "new" / "ledger.jsonl").read_bytes()
+    site = Site(site.owner)
+    answer = site.answer(TERMS, Payload(terms.values | said))
+    site.close()
+    assert ("agreed" in answer.values) == goes_on
+    assert goes_on or "its run folder is an older copy" in answer.values["refused"]
+    assert (tmp_path / "new" / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_lost_its_last_lines_runs_no_round_again_with_sites_that_know(tmp_path):
+    """Two of three rounds are done; its folder of before the second is put back, and all sites were in that."""
+    grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"
+
+    def killed(line):
+        (run,) = (tmp_path / "served").iterdir()
+        if line["round"] == 1:
+            shutil.copytree(run, backup)
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, curator(3), grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+    grid, before = with_sites(tmp_path, 4), [charged(tmp_path / f"site-{number}")[0] for number in range(4)]
+    reasons = []
+
+    def refused(kind, answer):
+        reasons.append(answer.values["refused"])
+        if len(reasons) == 4:
+            raise KeyboardInterrupt
+        return answer
+
+    grid.changes = dict.fromkeys(grid.sites, refused)
+    with pytest.raises(KeyboardInterrupt):
+        serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+    assert all("older copy" in reason for reason in reasons)
+    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == before == [2] * 4
 
 
 @pytest.mark.slow
@@ -308,7 +373,7 @@ def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budge
     site.owner = replace(site.owner, requirements=Requirements(epsilon=100.0, epsilon_per_run=cap))
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
-    site.answer(TERMS, Payload(terms.values | {"repeats": 10**4}))
+    site.answer(TERMS, Payload(terms.values | {"charged": 1, "repeats": 10**4}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import shoal
+from shoal import api
 from shoal.config import configure, read_toml
 from shoal.errors import ModelError, RunError
 from shoal.gradients import network
@@ -635,6 +636,24 @@ def test_no_record_changes_what_is_dropped_of_another():
     after = net.backward(params, x, y, torch.ones(1, 8), seeds).squares()
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(after[..., others], before[..., others])
+
+
+def test_after_a_run_the_current_gpu_is_the_one_of_before(monkeypatch, tmp_path):
+    current = [torch.device("cuda:0")]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+
+    def prepared(settings, *_):
+        assert pick_device(settings.engine.device) == current[-1] == torch.device("cuda:1")
+        raise RunError("far enough")
+
+    monkeypatch.setattr(api, "prepare", prepared)
+    with pytest.raises(RunError, match="far enough"):
+        shoal.run({"rounds": 1}, device="cuda:1", runs=tmp_path)
+    assert [device.index for device in current] == [0, 1, 0]
 
 
 def test_the_gpu_that_is_named_becomes_the_current_one(monkeypatch):

@@ -122,7 +122,7 @@ class RemoteCohort(Cohort):
         self._doing, self._problems = "starting", dict[str, str]()
         self._dismissed: set[int] = set()  # connected nodes of dropped sites
         self._over = ""
-        self._done = self._repeats = 0
+        self._done = self._repeats = self._furthest = 0
         self._rerun: list[int] = []
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
@@ -151,6 +151,7 @@ class RemoteCohort(Cohort):
         self._terms = self.terms(run.resolve().name, config)
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._done, (self._repeats, self._rerun) = done, _charged_before(run / FILE, done)
+        self._furthest = max(done, *self._rerun, 0)
         self._monitor.begin(run)
         count = self.section.canaries
         self._canaries = canary_clients.CanaryClients(self, run, count) if count else None
@@ -211,6 +212,7 @@ class RemoteCohort(Cohort):
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Ask the connected sites among these clients to train, and return the sum of their updates."""
         replies, asked, self._done, self._doing = Replies(), self._present(clients), index.t, f"round {index.t + 1}"
+        self._furthest = max(self._furthest, index.t + 1)
         self._roster.forget_heads()
         if self._canaries is not None:
             self._canaries.note(params, index)
@@ -416,7 +418,10 @@ class RemoteCohort(Cohort):
             if self._commands.is_dropped(identity):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
-                messages[node] = Payload({"terms": self._terms.text, "round": self._done, **self._repeated})
+                charged: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
+                messages[node] = Payload(
+                    {"terms": self._terms.text, "round": self._done, **charged, **self._repeated}
+                )
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _dismiss(self, connected: dict[int, str]) -> None:

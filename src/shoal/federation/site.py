@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from shoal import release
-from shoal.accounting.privacy_ledger import verify
+from shoal.accounting.privacy_ledger import Record, verify
 from shoal.accounting.rounding import up
 from shoal.config import MOST_ROUNDS
 from shoal.data.dataset import Dataset
@@ -151,7 +151,7 @@ class Site:
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
-        message.require({"terms", "round", *({"repeats"} & set(message.values))}, {})
+        message.require({"terms", "round", *({"charged", "repeats"} & set(message.values))}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
             raise InvalidMessage(f"there is no round {first}")
@@ -159,6 +159,8 @@ class Site:
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
             self._log(f"{self.owner.folder / COMPARED} names the last terms: remove it, and others are answered")
             raise Refused("this site has answered other terms; it must join again to take part in another run")
+        said = _said_repeats(message)
+        self._refuse_restored(terms, message.number("charged") if "charged" in message.values else first, said)
         if self._terms is None:
             self._accept(terms, new=self._kept_progress().get("terms") != terms.digest)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
@@ -170,7 +172,6 @@ class Site:
                 self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
-        said = _said_repeats(message)
         following = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
         before = self._repeats(terms, said)  # a site that is new was in none of them
         said = before + self._affordable_repeats(
@@ -180,6 +181,20 @@ class Site:
             terms, following, self._last_turn(terms), repeats=before, reported=ReportedRepeats(said, first)
         )
         return Payload({"agreed": terms.digest, "name": self.owner.name})
+
+    def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
+        """Refuse a coordinator whose ledger lacks rounds that this site knows of.
+
+        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that.
+        """
+        kept = self._kept_progress()
+        if kept.get("terms") == terms.digest and (
+            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("repeats", 0))
+        ):
+            raise Refused(
+                "this site knows of rounds that the coordinator's ledger does not have: its run folder is an older "
+                "copy; put the latest one back, or start a new run"
+            )
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
@@ -533,6 +548,12 @@ class Site:
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
+        progress = self.owner.folder / PROGRESS
+        if not progress.exists() and ledger.exists() and Record.read(ledger)[1].charged:
+            raise LedgerError(
+                f"{progress} is missing, so it cannot be known whether {ledger} is the latest copy and which rounds "
+                f"are not charged yet; restore the whole folder as it was last"
+            )
         head = self._kept_progress().get("ledger")
         if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
             raise LedgerError(

@@ -109,6 +109,14 @@ class Spending:
                 f"put the right one back, or start a new run"
             )
 
+    def refuse_cut(self, run: int) -> None:
+        """Raise a LedgerError where rounds were run (`run`: the last one) that the ledger did not charge."""
+        if run > self.furthest:
+            raise LedgerError(
+                f"round {run} was run, and {self._ledger.path} has no charge for it: the end of the ledger was cut "
+                f"off, so nothing can be proven; put the whole ledger back, or start a new run"
+            )
+
     def spent(self) -> list[dict[str, Any]]:
         """What is proven so far, by RDP, for the units and observers for which something is."""
         claims = []

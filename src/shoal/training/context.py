@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -149,6 +151,17 @@ def stand_ins(x: Inputs) -> Inputs:
 def _stand_in(x: Tensor) -> Tensor:
     numbers = torch.arange(3 * math.prod(x.shape[1:]), device=x.device).view(3, *x.shape[1:])
     return (numbers.double().sin() + 1).to(x.dtype)  # from 0 to 2, so that a model may take them for words
+
+
+@contextmanager
+def current_gpu_kept() -> Iterator[None]:
+    """In the end, the GPU that is the current one here is so again; without CUDA's start that was the first."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.set_device(before)
 
 
 def pick_device(name: str) -> torch.device:

@@ -151,6 +151,7 @@ class Trainer(Generic[AnyCohort]):
             self.params = self.state.pop("model")
             self.done = int(notes["round"])
             spending.recognise(self.done, folder.digest(CHECKPOINT), notes["ledger"])
+        spending.refuse_cut(max((int(line["round"]) for line in folder.metrics()), default=0))
         folder.keep_metrics(self.done)
 
     @property
