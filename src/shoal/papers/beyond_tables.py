@@ -49,6 +49,13 @@ def cyclic(epsilon: float) -> dict[str, Any]:
     }
 
 
+def fourier(clients: int) -> dict[str, Any]:
+    """examples/geyer-fourier-*.toml"""
+    clip_norm, momentum = FOURIER[clients]
+    chosen = {"per_update.initial_clip_norm": clip_norm, "server.momentum": momentum}
+    return geyer_tables.fourier(clients) | chosen
+
+
 def client() -> Table:
     """Client level."""
     cells = []
@@ -59,9 +66,8 @@ def client() -> Table:
     for epsilon in EPSILONS[100]:
         plain = geyer_tables.run(geyer_tables.proven(100, float(epsilon)) | {"model": "linear-without-bias"})
         cells.append(Cell("geyer-private 100, without a bias", f"epsilon {epsilon:g}", plain, proves=CLIENT))
-    for clients, (clip_norm, momentum) in FOURIER.items():
-        chosen = {"per_update.initial_clip_norm": clip_norm, "server.momentum": momentum}
-        work = geyer_tables.run(geyer_tables.fourier(clients) | chosen)
+    for clients in FOURIER:
+        work = geyer_tables.run(fourier(clients))
         cells.append(Cell(f"geyer-private {clients}, Fourier features", "epsilon 8", work, proves=CLIENT))
     sampled = {"clients.sampling": "poisson", "clients.cohort": 100.0}
     for epsilon in (2.0, 8.0):
