@@ -9,9 +9,9 @@ random Fourier features of gradient histograms (`hog-fourier`). A cell is data/s
 on all records (delta 1e-5, add-or-remove; replace-one is printed beside it); several sites share the noise
 (distributed-dp-sgd), against the server and one site.
 
-`--search` tries the grids at epsilon 3, by seed. No data set's own figures chose its settings: those for
-Fashion-MNIST are the best on MNIST, those for MNIST and CIFAR-10 the best on Fashion-MNIST, by the mean of the seeds
-that SEARCH holds. (CIFAR-10 was run on wavelet features alone, with sampled batches.) What FILE holds is not run
+`--search` tries the grids at epsilon 3, by seed. Settings for Fashion-MNIST are the best on MNIST, for MNIST and
+CIFAR-10 the best on Fashion-MNIST, by the mean of the seeds that SEARCH holds. (CIFAR-10 was run on wavelet features
+alone, with sampled batches.) But both data sets had chosen the form of `hog-fourier`. What FILE holds is not run
 again. `--patches` adds what benchmarks/patch_features.py wrote to the picture.
 """
 
