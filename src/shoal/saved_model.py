@@ -86,7 +86,8 @@ def load_model(
     module = rebuild(bundle, weights, task.outputs, model)
     if client is not None:
         put_personal(module, read_personal(folder, client))
-        bundle = replace(bundle, note=f"personal layers are those of client '{client}', which are not for release")
+        note = f"personal layers are those of client '{client}', which are not for release"
+        bundle = replace(bundle, note=note, release=release.PERSONAL)
     return Model(module, bundle, task, schema, trust_code)
 
 
@@ -369,7 +370,7 @@ def restated(bundle: Bundle, claims: list[dict[str, Any]]) -> Bundle:
 
 def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
     """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
-    return any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)
+    return dataset.read_columns if schema is None else bool(schema.unconfirmed)
 
 
 def _about_personal(layers: Sequence[str]) -> str:

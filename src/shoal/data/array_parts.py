@@ -35,7 +35,8 @@ def array_of(value: Array, where: str) -> np.ndarray:
         raise DataError(f"{where}: not an array: {error}") from error
     if array.ndim == 0:
         raise DataError(f"{where}: a single value, expected an array")
-    return array
+    texts = array.dtype == object and all(isinstance(each, str) for each in array.flat)  # as pandas holds them
+    return array.astype(np.str_) if texts else array
 
 
 def inputs_of(x: Array | Mapping[str, Array], where: str, scale: str, pictures: bool) -> Inputs:

@@ -72,6 +72,8 @@ class Dataset:
         held_out: Whether test rows were held out of the same table as the training rows.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
         read_classes: Whether the names of classes were read from the labels: nobody gave them as public.
+        read_columns: Whether categories of columns were read from the data.
+        known: Whether it was loaded by a name that Shoal or an installed package knows.
     """
 
     name: str
@@ -93,6 +95,8 @@ class Dataset:
     test_users: np.ndarray | None = None
     held_out: bool = False
     read_classes: bool = False
+    read_columns: bool = False
+    known: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
