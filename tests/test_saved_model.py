@@ -418,6 +418,16 @@ def test_the_two_files_alone_are_enough(tmp_path, finished):
     assert np.array_equal(found.columns["probability_0"], expected.columns["probability_0"])
 
 
+@pytest.mark.parametrize("unconfirmed", [(), ("age",)])
+def test_a_range_read_from_the_data_stays_one_where_the_table_was_loaded_in_python(tmp_path, unconfirmed):
+    path, schema = patients(tmp_path / "patients.csv"), Schema.of(SCHEMA | {"unconfirmed": unconfirmed})
+    given = PRIVATE | {"rounds": 1, "clients.sampling": "all"}
+    result = shoal.run(given, data=shoal.load(path, schema=schema), runs=tmp_path / "runs")
+    said = {COLUMNS in (claim["because"] or "") for claim in result.proven if claim["epsilon"] is not None}
+    label = json.loads((result.run / "model.json").read_text())["release"]
+    assert (said, label.startswith("not for release: ranges")) == ({bool(unconfirmed)}, bool(unconfirmed))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("unconfirmed", "kept"), [((), 0), (("age",), 3)])
 def test_nothing_is_for_release_that_was_made_with_a_range_read_from_the_data(tmp_path, unconfirmed, kept):

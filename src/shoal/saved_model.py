@@ -370,7 +370,7 @@ def restated(bundle: Bundle, claims: list[dict[str, Any]]) -> Bundle:
 
 def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
     """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
-    return dataset.read_columns if schema is None else bool(schema.unconfirmed)
+    return dataset.read_columns or (schema is not None and bool(schema.unconfirmed))
 
 
 def _about_personal(layers: Sequence[str]) -> str:

@@ -254,6 +254,7 @@ def _dataset(path: Path, schema: Schema, folder: Path, about: dict[str, Any]) ->
         features=schema.features,
         files=tuple(files.values()),
         held_out=True,
+        read_columns=bool(schema.unconfirmed),
     )
 
 
