@@ -423,6 +423,7 @@ def test_a_range_read_from_the_data_stays_one_where_the_table_was_loaded_in_pyth
     path, schema = patients(tmp_path / "patients.csv"), Schema.of(SCHEMA | {"unconfirmed": unconfirmed})
     given = PRIVATE | {"rounds": 1, "clients.sampling": "all"}
     result = shoal.run(given, data=shoal.load(path, schema=schema), runs=tmp_path / "runs")
+    assert Schema.of(shoal.load_model(result.run).bundle.schema).digest == schema.digest, "new rows are encoded alike"
     said = {COLUMNS in (claim["because"] or "") for claim in result.proven if claim["epsilon"] is not None}
     label = json.loads((result.run / "model.json").read_text())["release"]
     assert (said, label.startswith("not for release: ranges")) == ({bool(unconfirmed)}, bool(unconfirmed))

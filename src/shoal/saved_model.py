@@ -339,7 +339,8 @@ def describe(
         weights: The SHA-256 of the file of weights.
         passed: Whether the model was passed in Python.
     """
-    dataset, schema = trainer.evaluation.dataset, config.schema
+    dataset = trainer.evaluation.dataset
+    schema = config.schema or dataset.schema
     from_table = schema is None and bool(dataset.features)
     return Bundle(
         release=release.of_description(claims, trainer.cohort.streams.mode, read_from_data(schema, dataset)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from shoal.errors import DataError
 from shoal.html_text import html_table
 from shoal.inputs import Inputs, InputShape, digest, parts, pieces, shape_of
 from shoal.tasks import Task, TaskSettings, choose
+
+if TYPE_CHECKING:
+    from shoal.data.schema import Schema
 
 NOT_FINITE = "holds NaN or Inf, or numbers too large for float32; fill, remove or scale such values first"
 
@@ -66,6 +69,7 @@ class Dataset:
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
+        schema: What encoded that table, where something did.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
         users: The users of each training row, numbered from 0, [N, U], -1 where it has fewer; None where unknown.
         test_users: Those of each test row.
@@ -89,6 +93,7 @@ class Dataset:
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
     features: tuple[str, ...] = ()
+    schema: Schema | None = None
     linked: bool = False
     files: tuple[Released, ...] = ()
     users: np.ndarray | None = None

@@ -130,7 +130,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
         notes=table.notes,
         task=choose(TaskSettings(kind=schema.task, range=schema.range), targets, schema.outputs),
     )
-    return replace(dataset, features=table.features, read_columns=bool(schema.unconfirmed))
+    return replace(dataset, features=table.features, schema=schema, read_columns=bool(schema.unconfirmed))
 
 
 def _refuse(given: Mapping[str, object], because: str) -> None:
