@@ -269,7 +269,7 @@ class Model:
                 f"columns; give a .npz or .npy file or an array"
             )
         table = read_table(Path(data)) if isinstance(data, str | Path) else _arrow(data)
-        found = encode_again(table, where, self.bundle.columns, self.bundle.label)
+        found = encode_again(table, where, self.bundle.columns, self.bundle.label, self.bundle.ranges)
         return self._labelled(found, where)
 
     def _by_schema(self, data: Any, where: str) -> Records:
@@ -355,6 +355,7 @@ def describe(
         scale=config.data.scale,
         features=config.data.features,
         columns=dataset.features,
+        ranges=dict(dataset.ranges),
         label=config.data.label if from_table else None,
         schema=None if schema is None else schema.to_mapping(),
         claims=tuple(claims),

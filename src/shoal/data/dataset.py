@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,6 +69,7 @@ class Dataset:
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
+        ranges: Public bounds (low, high) of columns that were scaled to [0, 1] by them.
         schema: What encoded that table, where something did.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
         users: The users of each training row, numbered from 0, [N, U], -1 where it has fewer; None where unknown.
@@ -93,6 +94,7 @@ class Dataset:
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
     features: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     schema: Schema | None = None
     linked: bool = False
     files: tuple[Released, ...] = ()

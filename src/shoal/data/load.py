@@ -98,7 +98,7 @@ def load(
         name=path.stem,
         notes=table.notes,
     )
-    return replace(dataset, features=table.features, read_columns=bool(table.notes))
+    return replace(dataset, features=table.features, ranges=dict(ranges or {}), read_columns=bool(table.notes))
 
 
 def _refuse_merged(path: Path, client: str, owners: np.ndarray) -> None:
