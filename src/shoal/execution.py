@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -138,7 +139,8 @@ def _begun(
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
-        folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
+        salt = secrets.token_hex(16)  # or guesses of the seed could be tested against the digest in the ledger
+        folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
     facts |= {"init": True} if config.init is not None or passed else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")
