@@ -339,7 +339,9 @@ def test_a_scheme_that_breaks_its_word_is_stopped():
     sim = simulator(record)
     _, state, _ = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 6))
     for sooner in (1, 4):  # in the round after, and where it is not its turn
-        with pytest.raises(PluginError, match="cyclic drew a client sooner, out of turn, or more often than is charged"):
+        with pytest.raises(
+            PluginError, match="cyclic drew a client sooner, out of turn, or more often than is charged"
+        ):
             run_round(sim.cohort, sim.params, dict(state), RoundIndex(sooner, 6))
 
 

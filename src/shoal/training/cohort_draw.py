@@ -28,7 +28,9 @@ def draw_cohort(cohort: Cohort, state: State, index: RoundIndex) -> npt.NDArray[
     able = (np.intersect1d(np.flatnonzero(may), cohort.present()),) if scheme.chooses else ()
     clients = np.unique(scheme.draw(generator, index.t, index.total, count, *able))
     if not may[clients].all():
-        raise PluginError(f"clients.sampling {scheme.sampling} drew a client sooner, out of turn, or more often than is charged")
+        raise PluginError(
+            f"clients.sampling {scheme.sampling} drew a client sooner, out of turn, or more often than is charged"
+        )
     drawn = np.isin(np.arange(count), clients)
     state[LAST] = torch.from_numpy(np.where(drawn, index.t + 1, last))
     state[TIMES] = torch.from_numpy(times + drawn)
