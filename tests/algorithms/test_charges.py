@@ -65,6 +65,14 @@ def test_a_site_that_does_not_answer_takes_its_noise_along():
     assert not isinstance(charged(in_steps, "record", setting=sizes), Unbounded)
 
 
+def test_a_claim_by_noise_on_each_update_says_that_an_empty_update_has_it_too():
+    """Else the amount of noise in the sum would show who contributes nothing."""
+    assert isinstance(charged(sdp()), Sampled)
+    for at in ("client", "server"):
+        (said,) = sdp(at).per_update.assumes()
+        assert "of an empty one too" in said
+
+
 SAMPLINGS = ["poisson", "fixed-size", "all", "cyclic", "min-separation", "cyclic-poisson", "random-allocation"]
 
 

@@ -167,10 +167,11 @@ def _by_library(rate: float, noise: float, orders: list[float]) -> Array:
 def _poisson_replaced(rate: float, noise: float, orders: Orders) -> Array:
     """Poisson sampling under replace-one, for the pair that pld takes too (curves.poisson_replaced).
 
-    A pair that dominates in every hockey-stick divergence does so in Renyi's. By the trapezoid rule, as above.
+    A pair that dominates in every hockey-stick divergence does so in Renyi's. By the trapezoid rule, as above, up to
+    where the integrand is largest at a rate near 1.
     """
     alpha, step = np.array(orders), min(0.25, noise / 2)
-    y = np.arange(-12.0, alpha.max() / noise + 12.0, step)
+    y = np.arange(-12.0, 2 * alpha.max() / noise + 12.0, step)
     one, other = (
         np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + sign * y / noise - 0.5 / noise**2)
         for sign in (1, -1)

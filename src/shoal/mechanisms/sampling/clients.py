@@ -200,7 +200,7 @@ class FixedSizeClients(Clients):
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """The noise of another client takes the place of an absent one's."""
+        """The noise of another client takes the place of an absent one's; else that of its empty update stays."""
         return rate == 1 and unit == "client"
 
 
