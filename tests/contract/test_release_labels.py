@@ -2,7 +2,7 @@
 
 import html
 import json
-import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from shoal.accounting.privacy_ledger import Ledger
 from shoal.attacks import attack_report as attack_page
 from shoal.attacks.attack_plots import _png
 from shoal.audit import audit_report as audit_page
-from shoal.cli.main import main
 from shoal.report.run_page import write_report
 from shoal.sweep.cells import cell_folder, why_failed
 from shoal.training.run_folder import RunFolder
+from support.deploy_children import start
+from support.deployed import PATIENCE
 from support.tiny import FEDAVG, PRIVATE, go_on, play
 
 EMPTY = {".lock"}
@@ -142,15 +143,12 @@ def test_tensorboard_files_say_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_files_of_a_sweep_say_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_files_of_a_sweep_say_so(tmp_path):
     settings = ["-c", "rounds=1", "-c", "engine.threads=1", "-c", "model=linear"]
     words = [*settings, "--grid", "local.lr=1", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", ["shoal", "sweep", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    (sweep,) = Path("runs").iterdir()
+    sweeping = start(tmp_path, "said.txt", ["sweep", *words])
+    assert sweeping.ended(time.monotonic() + PATIENCE) == 0, sweeping.said
+    (sweep,) = (tmp_path / "runs").iterdir()
     found = labels(sweep)
     assert found["sweep.json"].startswith("not for release")
     assert sum(name.endswith("log.txt") for name in found) == 1
