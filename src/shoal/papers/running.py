@@ -226,8 +226,11 @@ def _in_parallel(work: list[tuple[Cell, Job]], table: str, progress: Progress, j
 def _begin(threads: int, numbers: SimpleQueue[int]) -> None:
     """Ctrl-C reaches these processes too: they end without a traceback. Each has a GPU of its own, if any."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.environ |= of_one_job(numbers.get()) | {"OMP_NUM_THREADS": str(threads)}  # read when torch is imported
+    os.environ |= of_one_job(numbers.get())
     Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 def _end_with_parent() -> None:
