@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
@@ -102,6 +103,8 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path, named: bool) 
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
     refuse_own_weights(config, trainer, named)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
+    if trainer.cohort.partition is None:  # sites know a run by its name and configuration, wherever it started
+        name += f"-{secrets.token_hex(3)}"
     return RunFolder.create(runs, name)
 
 

@@ -5,6 +5,8 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +38,7 @@ from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
+from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
 from support.federations import asked, curator, served, settings
@@ -71,7 +74,7 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
         grid = with_sites(tmp_path, 4, requirements=requirements)
         told = []
         if answered:
-            result, _ = served(tmp_path / str(turn), curator(1) | {"seed": turn}, grid)
+            result, _ = served(tmp_path / str(turn), curator(1), grid)
             assert [line["clients"] for line in result.metrics] == [4]
         else:
             site_ledger = SiteLedger(tmp_path / "site-0" / "ledger.jsonl", "site-00", requirements, "client")
@@ -363,6 +366,15 @@ def test_a_coordinator_that_lost_its_last_lines_runs_no_round_again_with_sites_t
         site.close()
     assert all("older copy" in reason for reason in reasons)
     assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == before == [2] * 4
+
+
+@pytest.mark.slow
+def test_runs_of_one_configuration_that_start_in_the_same_second_are_two_to_a_site(tmp_path, monkeypatch):
+    """Else a site that was not asked in the first, which never ended, would be charged for one alone."""
+    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
+    runs = [asked(served(tmp_path / each, curator(1))[1], TERMS).text("terms") for each in ("one", "other")]
+    assert runs[0] != runs[1]
+    assert json.loads(runs[0]) | {"run": ""} == json.loads(runs[1]) | {"run": ""}
 
 
 @pytest.mark.slow

@@ -565,8 +565,8 @@ class Site:
             )
         if runs - {own}:  # of its own run there may be some, after a crash
             raise LedgerError(
-                f"{self.owner.folder / PROGRESS} is missing or an older copy, so it cannot be known whether {ledger} is "
-                f"the latest one and which rounds are not charged yet; restore the whole folder as it was last"
+                f"{self.owner.folder / PROGRESS} is missing or an older copy, so it cannot be known whether {ledger} "
+                f"is the latest one and which rounds are not charged yet; restore the whole folder as it was last"
             )
 
     def _kept_state(self, terms: Terms) -> State:
