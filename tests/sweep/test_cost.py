@@ -1,6 +1,7 @@
 """What a sweep costs: the ledgers' events together, or the best of a private selection; never less than is true."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -312,6 +313,28 @@ def test_a_private_selection_that_has_chosen_never_chooses_another(tmp_path):
     first.parent.rename(tmp_path / "released")
     with pytest.raises(RunError, match=r"no longer in .*0001: put it back"):
         outcome_of(tmp_path, Plan.read(tmp_path))
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    with pytest.raises(RunError, match=r"no longer in .*0001: put it back"):
+        outcome_of(tmp_path, Plan.read(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_price_of_a_private_selection_stays_where_the_other_trials_are_deleted(tmp_path):
+    """A trial that was killed and resumed cost more than planned, and only its ledger knows."""
+    plan = make_plan(base_settings(None, BASE), grid_of(["per_round.noise_multiplier=2.0"]), private=True)
+    plan = replace(plan, cells=plan.selection.cells * 2, seeds=[1, 2])
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    dear, other = sorted(tmp_path.glob("cells/*/*/ledger.jsonl"))
+    with Ledger(dear) as ledger:
+        for intent in ledger.charged * 2:
+            ledger.intend(intent.round, intent.charges)
+    (dear.parent / "result.json").unlink()
+    price = client(outcome_of(tmp_path, plan).proven)
+    assert price.epsilon > selection.epsilon([steps(2.0)], plan.selection.trials, 1e-3).epsilon
+    shutil.rmtree(dear.parent)
+    assert client(outcome_of(tmp_path, Plan.read(tmp_path)).proven) == price
+    assert shoal.load_model(other.parent).claims[0]["epsilon"] == price.epsilon
 
 
 @pytest.mark.slow
