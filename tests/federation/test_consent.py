@@ -468,17 +468,22 @@ def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, chang
         assert costs[0] == max(costs)
 
 
+def costliest_again(folder, chosen, setting):
+    """What any round run again is charged, and what it must be: no less than each of them."""
+    rounds, ledger = range(setting.rounds), SiteLedger(folder / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
+    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    ledger.close()
+    truth = [dominating(charge.event for charge in column) for column in zip(*each, strict=True)]
+    return [charge.event for charge in found], truth
+
+
 @pytest.mark.parametrize("noise", ["linear:1:3", "cyclic:9:2", "linear:2:10"])
 def test_of_rounds_with_cohorts_of_one_size_only_the_ends_are_asked_for_their_cost(tmp_path, noise):
     keys = {"algorithm": "trusted-curator", "clients.cohort": "linear:2:10", "per_round.noise_multiplier": noise}
     chosen, setting = configure(keys | {"data.clients": 100, "rounds": 300}).algorithm, Setting(100, 300)
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(300)]
-    found = ledger._costliest_again(chosen, setting, range(300), 50)
-    ledger.close()
-    assert [charge.event for charge in found] == [
-        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
-    ]
+    found, truth = costliest_again(tmp_path, chosen, setting)
+    assert found == truth
     assert len(consent._extremes(chosen, range(300), setting)) <= 2 * 9  # of 2 to 10 clients
 
 
@@ -487,14 +492,8 @@ def test_where_noise_is_added_in_two_places_each_round_is_asked_for_its_cost(tmp
     """The first round has no noise here, and is charged for the other; the second has little."""
     keys = {"algorithm": "end-to-end-private", "clients.sampling": "fixed-size", "data.clients": 100}
     keys[f"{place}.noise_multiplier"] = "linear:0:2"
-    chosen, setting = configure(keys).algorithm, Setting(100, 20, sizes=(50,), multiplicity=2)
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(20)]
-    found = ledger._costliest_again(chosen, setting, range(20), 50)
-    ledger.close()
-    assert [charge.event for charge in found] == [
-        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
-    ]
+    found, truth = costliest_again(tmp_path, configure(keys).algorithm, Setting(100, 20, sizes=(50,), multiplicity=2))
+    assert found == truth
 
 
 @pytest.mark.slow
