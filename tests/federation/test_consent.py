@@ -25,7 +25,7 @@ from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.federation import consent
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _charged_before
@@ -33,7 +33,7 @@ from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
@@ -41,7 +41,7 @@ from shoal.random import secure_streams
 from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
-from support.federations import asked, curator, served, settings
+from support.federations import BAD, asked, curator, served, settings
 from support.loopback import with_sites
 
 
@@ -332,40 +332,39 @@ def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_lost_its_last_lines_runs_no_round_again_with_sites_that_know(tmp_path):
-    """Two of three rounds are done; its folder of before the second is put back, and all sites were in that."""
+def test_a_coordinator_that_lost_its_last_lines_ends_where_one_site_knows_of_them(tmp_path):
+    """Its folder of before the second round is put back. The other sites do not know, and would be charged less."""
     grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"
+    given = curator(3) | {"federation.min_sites": 1, "federation.deadline": 1.0}
 
     def killed(line):
         (run,) = (tmp_path / "served").iterdir()
-        if line["round"] == 1:
-            shutil.copytree(run, backup)
         if line["round"] == 2:
             raise KeyboardInterrupt
+        shutil.copytree(run, backup)
+        for node in (101, 102, 103):
+            grid.sites.pop(node).close()
 
     with pytest.raises(KeyboardInterrupt):
-        served(tmp_path, curator(3), grid, on_round=killed)
-    for site in grid.sites.values():
-        site.close()
+        served(tmp_path, given, grid, on_round=killed)
+    grid.sites[100].close()
     (run,) = (tmp_path / "served").iterdir()
     shutil.rmtree(run)
     shutil.copytree(backup, run)
-    grid, before = with_sites(tmp_path, 4), [charged(tmp_path / f"site-{number}")[0] for number in range(4)]
-    reasons = []
-
-    def refused(kind, answer):
-        reasons.append(answer.values["refused"])
-        if len(reasons) == 4:
-            raise KeyboardInterrupt
-        return answer
-
-    grid.changes = dict.fromkeys(grid.sites, refused)
-    with pytest.raises(KeyboardInterrupt):
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(RunError, match=r"knows of rounds .* put the latest one back, or start a new run"):
         serve(grid, None, resume=run, no_guarantee=True)
     for site in grid.sites.values():
         site.close()
-    assert all("older copy" in reason for reason in reasons)
-    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == before == [2] * 4
+    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == [2, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_no_site_stops_a_new_run_by_saying_that_its_folder_is_an_older_copy(tmp_path):
+    grid = with_sites(tmp_path, 4)
+    grid.changes = {BAD: lambda kind, answer: Payload({"refused": OLDER_COPY}) if kind == TERMS else answer}
+    result, _ = served(tmp_path, curator(1) | {"federation.min_sites_to_start": 3}, grid)
+    assert [line["clients"] for line in result.metrics] == [3]
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import columns_read
-from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
+from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.files import write_whole
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
@@ -191,10 +191,7 @@ class Site:
         if kept.get("terms") == terms.digest and (
             charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("repeats", 0))
         ):
-            raise Refused(
-                "this site knows of rounds that the coordinator's ledger does not have: its run folder is an older "
-                "copy; put the latest one back, or start a new run"
-            )
+            raise Refused(OLDER_COPY)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
