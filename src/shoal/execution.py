@@ -103,8 +103,6 @@ def _new_folder(config: Config, trainer: Trainer[Any], runs: Path, named: bool) 
     refuse_budget(config.algorithm, trainer.setting, limit_of(config))
     refuse_own_weights(config, trainer, named)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{config.algorithm.name}-{Path(config.data.name).stem}")
-    if trainer.cohort.partition is None:  # sites know a run by its name and configuration, wherever it started
-        name += f"-{secrets.token_hex(3)}"
     return RunFolder.create(runs, name)
 
 
@@ -151,7 +149,9 @@ def _begun(
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
-        folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
+        # Or guesses of the seed could be tested against the digest in the ledger, and two runs be one to a site.
+        salt = secrets.token_hex(16)
+        folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
     facts |= {"init": True} if config.init is not None or passed else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")

@@ -89,6 +89,16 @@ def test_a_seed_that_gives_away_the_noise_is_not_for_release_with_the_model(tmp_
     assert "as long as nobody learns the seed" in found["model.safetensors"]
 
 
+def test_no_guess_of_the_seed_can_be_tested_against_the_ledger(tmp_path):
+    """It may be released, and names the digest of the configuration."""
+    runs = [play(tmp_path, PRIVATE | {"rounds": 1, "seed": 5}).run for _ in range(2)]
+    configs = {tuple((run / "config.toml").read_text().splitlines()[2:]) for run in runs}
+    digests = {json.loads((run / "ledger.jsonl").read_text().splitlines()[0])["config"] for run in runs}
+    assert (len(configs), len(digests)) == (1, 2)
+    with safe_open(runs[0] / "checkpoint" / "state.safetensors", framework="np") as file:
+        assert len(file.metadata()["salt"]) == 32, "so for checkpoints, which hold correlated noise"
+
+
 def test_a_model_of_which_nothing_is_proven_says_so(tmp_path):
     found = labels(play(tmp_path, FEDAVG).run)
     assert found["model.safetensors"] == found["model.json"] == release.UNPROVEN

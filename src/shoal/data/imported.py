@@ -41,6 +41,7 @@ class Record:
     owner_count: int
     notes: tuple[str, ...]
     read_classes: bool = False
+    held_out: bool = True
 
 
 def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -> Path:
@@ -62,6 +63,8 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
     if dataset.owners is not None:
         arrays["train_client"] = dataset.owners
         arrays["client_names"] = np.array(dataset.owner_names)
+    if dataset.users is not None:
+        arrays["train_user"] = dataset.users
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(OWNER_ONLY_FOLDER)
@@ -78,6 +81,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
             owner_count=len(dataset.owner_names),
             notes=dataset.notes,
             read_classes=dataset.read_classes,
+            held_out=dataset.held_out,
         )
         with atomic(path.with_suffix(".json"), OWNER_ONLY) as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode() + b"\n")
@@ -145,7 +149,10 @@ def read(path: Path, *, scale: str) -> Dataset:
     """An imported data set, checked."""
     kept = check(path)
     dataset = read_own_npz(path, classes=None, test_fraction=0.2, scale=scale, name=kept.name)
-    return replace(dataset, notes=kept.notes, read_classes=kept.read_classes)
+    return replace(
+        dataset, notes=kept.notes, read_classes=kept.read_classes, held_out=kept.held_out,
+        read_columns=bool(kept.notes),  # a table without a schema has no others
+    )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -231,7 +232,8 @@ class Trainer(Generic[AnyCohort]):
         if self.cohort.streams.mode == "secure":  # a resumed run restarts its correlated noise and its momentum
             kept = (key for key in state if key != PAST and not key.startswith(OPTIMIZER_STATE))
             state = {key: state[key] for key in kept}
-        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
+        salt = secrets.token_hex(16)  # its digest is public, and correlated noise in it follows from a seed
+        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT, "salt": salt}
         folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)
         return folder.digest(CHECKPOINT)
 
