@@ -103,6 +103,27 @@ def test_a_private_run_says_that_it_began_with_them_and_refuses_those_of_a_run_o
 
 
 @pytest.mark.slow
+def test_the_same_data_are_known_by_their_rows_and_through_runs_in_between(tmp_path, monkeypatch):
+    keys = {"model": "linear", "rounds": 1, "data.clients": 4, "clients.sampling": "all", "data.partition": "iid"}
+    for folder, shift in (("here", 0), ("there", 1)):
+        (tmp_path / folder).mkdir()
+        rows = "".join(f"{(k + shift) % 7},{k % 5},{k % 2}\n" for k in range(50))
+        (tmp_path / folder / "table.csv").write_text(f"a,b,label\n{rows}")
+    monkeypatch.chdir(tmp_path / "here")
+    first = shoal.run(keys | {"algorithm": "trusted-curator"}, data="table.csv", runs=tmp_path).run
+    monkeypatch.chdir(tmp_path / "there")
+    between = shoal.run(keys | {"algorithm": "fedavg"}, data="table.csv", init=str(first), runs=tmp_path).run
+    shutil.copy(tmp_path / "here" / "table.csv", "copied.csv")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model.safetensors").symlink_to(first / "model.safetensors")
+    private, same = keys | {"algorithm": "trusted-curator", "seed": 1}, str(tmp_path / "here" / "table.csv")
+    for data in (same, "copied.csv", shoal.load(same)):
+        for init in (first, tmp_path / "linked", between):
+            with pytest.raises(ConfigError, match="learnt from the same data"):
+                shoal.run(private, data=data, init=str(init), runs=tmp_path)
+
+
+@pytest.mark.slow
 def test_a_run_with_a_model_that_was_passed_says_that_its_weights_were_not_learnt_from_the_data(model, tmp_path):
     keys = {"algorithm": "trusted-curator", "rounds": 1, "data.clients": 4, "clients.sampling": "all"}
     result = shoal.run(keys, model=model, runs=tmp_path)
