@@ -22,8 +22,8 @@ from shoal.errors import ConfigError, nearest
 from shoal.html_text import html_table
 
 RESEARCH = (
-    "research mode: the seed must be secret, too large to guess (the model shows which guess is right) and used once, "
-    "and float32's rounding of the noise is not counted"
+    "research mode: the seed must be secret, too large to guess (the model shows which guess is right) and used "
+    "once, and float32's rounding of the noise is not counted"
 )
 """random=secure assumes neither."""
 

@@ -185,9 +185,9 @@ class Site:
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
         """Refuse a coordinator whose ledger lacks rounds that this site knows of.
 
-        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that. Repeats count
-        from the round that came with them, which its ledger has: until then they were a plan, given up where the
-        latest checkpoint is put back.
+        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that. Repeats
+        count from the first round that names them: before, they were a plan, given up where the latest checkpoint is
+        put back.
         """
         kept = self._kept_progress()
         if kept.get("terms") == terms.digest and (
@@ -538,7 +538,9 @@ class Site:
         kept |= {} if turn is None else {"turn": turn}
         kept["repeats"] = self._repeats(terms) if repeats is None else repeats
         before = self._kept_progress()
-        kept["done_again"] = max(done_again, before.get("done_again", 0) if before.get("terms") == terms.digest else 0)
+        kept["done_again"] = max(
+            done_again, before.get("done_again", 0) if before.get("terms") == terms.digest else 0
+        )
         if (latest := self._reported(terms).joined(reported or ReportedRepeats())).repeats > kept["repeats"]:
             kept["reported_repeats"] = [latest.repeats, latest.first]
         if terms.settings.algorithm.priced:
