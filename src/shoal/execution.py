@@ -31,7 +31,7 @@ from shoal.saved_model import describe, read_from_data
 from shoal.training.budget import Spending, assumed_facts, refuse_budget
 from shoal.training.client_data import digests
 from shoal.training.ranks import Lost
-from shoal.training.run_folder import RunFolder, environment, key_in, packed
+from shoal.training.run_folder import RunFolder, environment, key_in, packed, started_in
 from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, Trainer[Any], Path], None]
@@ -114,9 +114,9 @@ def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True
     parts = trainer.cohort.partition
     if config.init is None or parts is None or not config.algorithm.draws_noise:
         return
-    now = Path(config.data.name).expanduser().resolve()
-    for folder, opened, name in _runs_behind(config.init):
-        same = named and now == Path(name).expanduser().resolve()
+    now = _place(config.data.name, Path())
+    for folder, opened, then in _runs_behind(config.init):
+        same = named and now == then
         with suppress(RunError):  # its key is gone
             own = digests(trainer.evaluation.dataset, parts, key_in(folder))
             same = same or any(opened.get(key) == value for key, value in own.items())
@@ -127,18 +127,26 @@ def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True
             )
 
 
-def _runs_behind(init: str | None) -> Iterator[tuple[Path, dict[str, Any], str]]:
+def _runs_behind(init: str) -> Iterator[tuple[Path, dict[str, Any], str]]:
     """The runs that weights come from, each of which began with the next one's: folder, ledger's first line, data."""
-    seen: set[Path] = set()
-    while init is not None:
-        file = Path(init).expanduser().absolute()
-        file, init = file / WEIGHTS if file.is_dir() else file, None
+    seen, left = set[Path](), [Path(init).expanduser().absolute()]
+    while left:
+        file = left.pop()
+        file = file / WEIGHTS if file.is_dir() else file
         for folder in {file.parent, file.resolve().parent} - seen:
             seen.add(folder)
             with suppress(LedgerError, ConfigError, KeyError):  # no run's folder
                 opened, written = Record.read(folder / FILE)[1].opened or {}, read_toml(folder / "config.toml")
-                yield folder, opened, str(written["data.name"])
-                init = written.get("init")
+                here = started_in(folder)
+                yield folder, opened, _place(str(written["data.name"]), here)
+                if "init" in written:
+                    left.append(here / Path(str(written["init"])).expanduser())
+
+
+def _place(name: str, folder: Path) -> str:
+    """The file that data are, by their name in a folder; else the name."""
+    path = (folder / Path(name).expanduser()).resolve()
+    return str(path) if path.exists() else name
 
 
 def _begun(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import dp_accounting
 import numpy as np
@@ -151,6 +152,15 @@ def test_renyi_divergence_of_replaced_records_at_a_rate_near_1_is_that_of_a_gaus
     almost_always = rdp.divergence(Sampled("poisson", 1 - 1e-12, Gaussian(noise)), "replace-one")
     always = rdp.divergence(Gaussian(noise), "replace-one")
     np.testing.assert_allclose(almost_always, always, rtol=1e-3)
+
+
+def test_renyi_divergence_of_replaced_records_needs_little_memory_at_the_least_noise() -> None:
+    """All orders over the longest grid at once took a gigabyte."""
+    tracemalloc.start()
+    rdp.divergence.__wrapped__(Sampled("poisson", 0.3, Gaussian(0.1)), "replace-one")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
 
 
 @pytest.mark.parametrize("rate", [1e-6, 1e-12, 1e-18])

@@ -16,7 +16,7 @@ import torch
 import shoal
 from shoal import release
 from shoal.accounting.claims import COLUMNS
-from shoal.data import load
+from shoal.data import imported, load
 from shoal.data.catalogue import entries, import_file, inspect
 from shoal.data.known import KNOWN
 from shoal.data.sources import locate
@@ -250,6 +250,18 @@ def test_an_imported_table_is_as_private_as_the_file_it_was_read_from(
     assert all(COLUMNS in claim["because"] for claim in result.proven if claim["epsilon"] is not None)
     with pytest.raises(ConfigError, match="were cut from the same table"):
         shoal.run(private | {"stop": {"patience": 1, "public": True}}, data="mine", runs=tmp_path / "runs")
+
+
+def test_an_imported_table_named_by_the_path_of_its_copy_or_a_link_is_the_same(
+    folder: Path, table: Path, tmp_path: Path
+) -> None:
+    import_file(table, "mine")
+    copy = imported.find("mine")
+    assert copy is not None
+    (tmp_path / "linked.npz").symlink_to(copy)
+    for path in (copy, tmp_path / "linked.npz"):
+        found = load(path)
+        assert (found.read_columns, found.read_classes, found.held_out) == (True, True, True)
 
 
 def test_an_import_keeps_the_users_of_rows_and_that_test_rows_were_given(folder: Path, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_every_line_of_metrics_says_so_also_after_a_resume(tmp_path):
 def test_a_seed_that_gives_away_the_noise_is_not_for_release_with_the_model(tmp_path):
     found = labels(play(tmp_path, PRIVATE).run)
     assert found["config.toml"] == release.SEED
-    assert "as long as nobody learns the seed" in found["model.safetensors"]
+    assert "as long as nobody learns or guesses the seed" in found["model.safetensors"]
 
 
 def test_no_guess_of_the_seed_can_be_tested_against_the_ledger(tmp_path):

@@ -123,6 +123,13 @@ def find(name: str) -> Path | None:
     return next((place.with_suffix(".npz") for place in places if place.is_file()), None)
 
 
+def at(path: Path) -> Path | None:
+    """The .npz of an imported data set, named by its path or by a link to it, or None."""
+    file = path.resolve()
+    own = file.suffix == ".npz" and any(file.parent == (folder / FOLDER).resolve() for folder in folders())
+    return file if own and file.with_suffix(".json").is_file() else None
+
+
 def record(path: Path) -> Record:
     """What was noted when the data set at this path was imported."""
     beside = path.with_suffix(".json")

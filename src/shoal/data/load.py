@@ -60,7 +60,7 @@ def load(
     }
     of_files = of_tables | {"data.test_fraction": test_fraction != TEST_FRACTION}
     path = Path(name).expanduser()
-    if str(name) not in KNOWN.own and (found := imported.find(str(name))) is not None:
+    if str(name) not in KNOWN.own and (found := imported.find(str(name)) or imported.at(path)) is not None:
         _refuse(of_files, f"{name} has that from when it was imported")
         return imported.read(found, scale=scale)
     if is_folder(path) and str(name) not in KNOWN:
