@@ -225,6 +225,8 @@ LAYERS = {
     "embedding tied to its head": (lambda: Tied(5, 4, bias=False), (3, 4)),
     "embedding tied to a head with a bias": (lambda: Tied(5, 4, bias=True), (3, 4)),
 }
+# On a CPU only plain convolutions have another rule without kernels.
+RULES = [(name, kernels) for name in LAYERS for kernels in (True, False) if kernels or name.startswith("convolution")]
 CLIPS = [RecordClip(layers=layers) for layers in ("flat", "split", "each")]
 CLIPS += [MaxClip(layers="each"), QuantileRecordClip(layers="flat"), QuantileRecordClip(layers="split")]
 
@@ -342,13 +344,12 @@ def test_a_record_without_a_finite_norm_adds_nothing(device, kernels, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES[:2])  # sums of a GPU may be in any order
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "kernels"), RULES)
 @given(seeds, st.lists(spans, min_size=6, max_size=6), bounds, st.sampled_from([None, 0.0, math.inf, math.nan]))
 @example(7, [(127, 127), (-100, 127)], 1.0, None)  # sums that overflow
 @few
 def test_what_a_record_adds_is_the_same_to_the_last_bit_whatever_the_others_are(
-    device, kernels, name, seed, other_spans, bound, filled
+    device, name, kernels, seed, other_spans, bound, filled
 ):
     """Their numbers change, not how many they are: products of another shape may be summed in another order."""
     found = []
@@ -356,10 +357,10 @@ def test_what_a_record_adds_is_the_same_to_the_last_bit_whatever_the_others_are(
         for others in (drawing(seed + 100, [(-8, 8)]), drawing(seed, other_spans)):
             own = drawing(seed + 200, [(-8, 8)])
 
-            def draw(*shape, own=own, others=others, wild_ones=bool(found)):
-                beside = others(*shape)
-                beside = beside if filled is None or not wild_ones else torch.full_like(beside, filled)
-                return torch.cat([own(*shape)[:1], beside[1:]])
+            def draw(rows, *shape, own=own, others=others, wild_ones=bool(found)):
+                drawn = filled is None or not wild_ones
+                beside = others(rows - 1, *shape) if drawn else torch.full((rows - 1, *shape), filled)
+                return torch.cat([own(1, *shape), beside])
 
             rows, params = taped(name, where, kernels, draw)
             tape = LayerTape(torch.ones(1, RECORDS, device=where), rows._size, rows._layers)  # of one client
@@ -423,7 +424,7 @@ def test_nor_where_the_gradient_cancels(device, name, seed, height, bound):
         return rows - rows.mean(over, keepdim=True)
 
     with on(device) as where:
-        for kernels in (False, True):
+        for kernels in (False, True) if where.type == "cuda" or (name, False) in RULES else (True,):
             count = 0
             tape, params = taped(name, where, kernels, draw)
             for clip in CLIPS[:3]:
