@@ -7,6 +7,7 @@ all that can be configured; on a CPU with subnormals kept and with subnormals fl
 import math
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -231,16 +232,22 @@ CLIPS = [RecordClip(layers=layers) for layers in ("flat", "split", "each")]
 CLIPS += [MaxClip(layers="each"), QuantileRecordClip(layers="flat"), QuantileRecordClip(layers="split")]
 
 
+@cache
+def made(name, where):
+    """The layers, their layout and the places of their parameters; none of them is changed."""
+    make, _ = LAYERS[name]
+    module = nn.Sequential(make(), make(), nn.Linear(3, 2)).to(where)
+    layout = Layout.of(module)
+    entries = {entry.name: entry for entry in layout.entries}
+    return module, layout, {id(p): entries[key] for key, p in module.named_parameters() if key in entries}
+
+
 def taped(name, where, kernels, draw):
     """A tape of two such layers and a plain one, with inputs and gradients of outputs as `draw` gives them.
 
     Every record has a client of its own, so that what it adds stands alone.
     """
-    make, shape = LAYERS[name]
-    module = nn.Sequential(make(), make(), nn.Linear(3, 2)).to(where)
-    layout = Layout.of(module)
-    entries = {entry.name: entry for entry in layout.entries}
-    by_id = {id(p): entries[key] for key, p in module.named_parameters() if key in entries}
+    (module, layout, by_id), shape = made(name, where), LAYERS[name][1]
     params = torch.zeros(RECORDS, layout.size, device=where)
     tape = LayerTape(torch.ones(RECORDS, 1, device=where), layout.size, layout.layer_names)
     for layer, inputs in zip(module, (shape, shape, (3,)), strict=True):
