@@ -256,7 +256,7 @@ class AllClients(Clients):
         return np.arange(clients)
 
     def shows(self, rate: float, unit: Unit) -> bool:
-        """All take part, and one that contributes nothing adds no noise."""
+        """All take part: if the noise of one that contributes nothing went with it, the sum would show that."""
         return unit == "client"
 
     def greatest(self, total: int) -> float:
