@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting import privacy_ledger
 from shoal.accounting.privacy_ledger import Record
-from shoal.federation import coordinator, site
+from shoal.federation import coordinator, site_progress
 from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
@@ -46,7 +46,7 @@ def full_once(monkeypatch, tmp_path):
             full.clear()
             raise NO_SPACE
 
-    write_line, write_file = privacy_ledger._write_all, site.write_whole
+    write_line, write_file = privacy_ledger._write_all, site_progress.write_whole
 
     def line_written(file, raw):
         check(tmp_path / os.readlink(f"/proc/self/fd/{file}"))
@@ -60,7 +60,7 @@ def full_once(monkeypatch, tmp_path):
         if place == "ledger":
             monkeypatch.setattr(privacy_ledger, "_write_all", line_written)
         else:
-            monkeypatch.setattr(site, "write_whole", file_written)
+            monkeypatch.setattr(site_progress, "write_whole", file_written)
         return fill
 
     return at

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from safetensors.torch import save
 from shoal import release
 from shoal.accounting.hash_chain import Line, verify
 from shoal.accounting.rounding import up
-from shoal.config import MOST_ROUNDS
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
@@ -32,6 +30,7 @@ from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
+from shoal.federation.site_progress import PROGRESS, Progress, ReportedRepeats
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.files import write_whole
@@ -52,8 +51,7 @@ Log = Callable[[str], None]
 USERS = ("user_columns", "clients_per_user", "public_ownership")
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
-LEDGER, AGREED, PROGRESS, STATE = "ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"
-COMPARED = "compared.json"
+LEDGER, AGREED, COMPARED, STATE = "ledger.jsonl", "terms.json", "compared.json", "memory.safetensors"
 MOST_REPEATS = 10_000  # rounds that a coordinator ran again, in one run; the cost of many more takes seconds
 
 
@@ -85,18 +83,6 @@ class Owner:
     bounds: Bounds = field(default_factory=Bounds)
     plugins: tuple[str, ...] = ()
     clock: Callable[[], datetime] = now
-
-
-@dataclass(frozen=True)
-class ReportedRepeats:
-    """How many rounds of a run its coordinator ran again, and the first round from which it went on."""
-
-    repeats: int = 0
-    first: int = MOST_ROUNDS
-
-    def joined(self, other: ReportedRepeats) -> ReportedRepeats:
-        """Both, as of a coordinator that was restarted twice."""
-        return ReportedRepeats(max(self.repeats, other.repeats), min(self.first, other.first))
 
 
 class Site:
@@ -161,8 +147,9 @@ class Site:
             raise Refused("this site has answered other terms; it must join again to take part in another run")
         said = _said_repeats(message)
         self._refuse_restored(terms, message.number("charged") if "charged" in message.values else first, said)
+        new = Progress.read(self.owner.folder).terms != terms.digest
         if self._terms is None:
-            self._accept(terms, new=self._kept_progress().get("terms") != terms.digest)
+            self._accept(terms, new)
             kept = {release.KEY: release.TERMS, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
@@ -172,14 +159,11 @@ class Site:
                 self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
-        following = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
-        before = self._repeats(terms, said)  # a site that is new was in none of them
-        said = before + self._affordable_repeats(
-            terms, said - before, self._rerun(terms, range(following, first + 1))
-        )
-        self._keep_progress(
-            terms, following, self._last_turn(terms), repeats=before, reported=ReportedRepeats(said, first)
-        )
+        progress = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
+        before = said if new else progress.repeats  # a site that is new was in none of them
+        said = before + self._affordable_repeats(terms, progress, said - before, range(progress.next, first + 1))
+        reported = progress.reported.joined(ReportedRepeats(said, first))
+        self._keep(replace(progress, repeats=before, reported_repeats=reported))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
@@ -187,10 +171,8 @@ class Site:
 
         It runs them again and cannot say so, and sites whom sampling hides would not be charged for that.
         """
-        kept = self._kept_progress()
-        if kept.get("terms") == terms.digest and (
-            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("repeats", 0))
-        ):
+        last = Progress.read(self.owner.folder)
+        if last.terms == terms.digest and (charged < last.furthest or repeats < last.repeats):
             raise Refused(OLDER_COPY)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -246,33 +228,31 @@ class Site:
 
         All of them may have been run, so they are charged even where they exceed the owner's current budget.
         """
-        kept = self._kept_progress()
-        if kept.get("ended", True):  # files of earlier versions lack this key
+        last = Progress.read(self.owner.folder)
+        if last.ended:
             return False
         try:
             old = self._kept_terms()
             algorithm = None if old is None else old.settings.algorithm
         except (ShoalError, ValueError):
             old = algorithm = None
-        if old is None or algorithm is None or old.digest != kept.get("terms", old.digest):
+        if old is None or algorithm is None or old.digest != last.terms:
             raise LedgerError(
-                f"run {kept['run']} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
+                f"run {last.run} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
                 f"read or is of another run: restore the file, or use the version of Shoal that wrote it"
             )
         if old.digest == terms.digest:
             return False
-        first, total = int(kept["next"]), old.setting.rounds
+        first, total = last.next, old.setting.rounds
+        rounds, charged = range(first, total), replace(last, next=total)
         site_ledger = self._open(old, Requirements())
-        furthest, records = int(kept.get("furthest", first)), int(kept["records"])
-        site_ledger.charge(algorithm, old.charged, range(first, total), records=records, furthest=furthest)
-        self._write_progress(kept | {"next": total})
-        reported, known = self._reported(old), self._repeats(old)
-        if reported.repeats > known:
-            rerun = range(max(0, min(first - 1, reported.first)), total)
+        site_ledger.charge(algorithm, old.charged, rounds, records=last.records, furthest=last.furthest)
+        charged.write(self.owner.folder, site_ledger.head)
+        if (reported := last.reported).repeats > last.repeats:
             # one that went back to an older checkpoint spoke of the first round alone that it was to run again
-            count = max(reported.repeats - known, first - reported.first)
-            site_ledger.charge_repeats(algorithm, old.charged, rerun, count, records)
-        self._write_progress(kept | {"next": total, "ended": True})
+            count = max(reported.repeats - last.repeats, first - reported.first)
+            site_ledger.charge_repeats(algorithm, old.charged, last.rerun(rounds, total), count, last.records)
+        replace(charged, ended=True).write(self.owner.folder, site_ledger.head)
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
 
@@ -320,19 +300,22 @@ class Site:
             self._secure.take(message, index, number, bound)
         assert self._site_ledger is not None
         turn = algorithm.clients.charged_from(index.t, terms.setting.clients)
-        following, history = self._progress(terms, turn), self._history(terms)
-        furthest, last_turn = self._furthest(terms), self._last_turn(terms)
-        again = index.t < furthest or index.attempt > 0
+        progress = self._progress(terms, turn)
+        again = index.t < progress.furthest or index.attempt > 0
         cycle = algorithm.clients.cycle_length(terms.setting.clients)
-        if cycle > 1 and turn == last_turn and not again:
+        if cycle > 1 and turn == progress.turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
-        missed = range(min(following, index.t), index.t)
-        repeats = max(_said_repeats(message), self._reported(terms).repeats, self._repeats(terms))
-        own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
-        self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
-        self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
-        kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
-        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t), repeats=repeats)
+        missed = range(min(progress.next, index.t), index.t)
+        repeats = max(_said_repeats(message), progress.reported.repeats, progress.repeats)
+        own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
+        self._charge_repeats(terms, progress, repeats - own, range(missed.start, index.t + 1))
+        self._site_ledger.charge(
+            algorithm, terms.charged, missed, index.t, self._records, progress.answered, again, progress.furthest
+        )
+        # a block begun again allocates all of it anew
+        kept_turn = progress.turn if again and index.t > turn else turn
+        answered = (*progress.answered, index.t) if algorithm.priced else ()
+        self._keep(replace(progress, next=index.t + 1, turn=kept_turn, answered=answered, repeats=repeats))
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -355,44 +338,41 @@ class Site:
         terms = self._agreed(message)
         assert self._site_ledger is not None
         done = min(message.number("round"), terms.setting.rounds)
-        first, furthest, last_turn = self._progress(terms, done), self._furthest(terms), self._last_turn(terms)
-        algorithm, count, rerun = terms.settings.algorithm, done - first, range(first, done + 1)
+        algorithm, progress = terms.settings.algorithm, self._progress(terms, done)
+        count, rerun, furthest = done - progress.next, range(progress.next, done + 1), progress.furthest
         while count > 0:
-            rounds = range(first, first + count)
+            rounds = range(progress.next, progress.next + count)
             try:
                 self._site_ledger.charge(algorithm, terms.charged, rounds, records=self._records, furthest=furthest)
             except Refused:
                 count //= 2
                 continue
-            first += count
-            self._keep_progress(terms, first, last_turn)
-            count = min(count, done - first)
-        known, said = self._repeats(terms), max(_said_repeats(message), self._reported(terms).repeats)
-        affordable = self._affordable_repeats(terms, said - known, self._rerun(terms, rerun))
-        self._charge_repeats(terms, known + affordable, first, rerun)
-        self._keep_progress(terms, first, last_turn, ended=True)
+            progress = self._keep(replace(progress, next=rounds.stop))
+            count = min(count, done - progress.next)
+        said = max(_said_repeats(message), progress.reported.repeats)
+        affordable = self._affordable_repeats(terms, progress, said - progress.repeats, rerun)
+        progress = self._charge_repeats(terms, progress, progress.repeats + affordable, rerun)
+        self._keep(replace(progress, ended=True))
         return Payload({"name": self.owner.name, "head": self._site_ledger.head})
 
-    def _charge_repeats(self, terms: Terms, repeats: int, following: int, rounds: range) -> None:
+    def _charge_repeats(self, terms: Terms, progress: Progress, repeats: int, rounds: range) -> Progress:
         """Charge rounds that the coordinator has run again without this site, which may have been sampled then.
 
         `repeats`: all of this run so far; `rounds`: from which those that are new come, or from the one before.
         """
         assert self._site_ledger is not None
-        if (count := repeats - self._repeats(terms)) > 0:
-            rerun = self._rerun(terms, rounds)
-            self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
-            self._keep_progress(terms, following, self._last_turn(terms), repeats=repeats)
+        if (count := repeats - progress.repeats) <= 0:
+            return progress
+        rerun = progress.rerun(rounds, terms.setting.rounds)
+        self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
+        return self._keep(replace(progress, repeats=repeats))
 
-    def _affordable_repeats(self, terms: Terms, count: int, rerun: range) -> int:
+    def _affordable_repeats(self, terms: Terms, progress: Progress, count: int, rounds: range) -> int:
         assert self._site_ledger is not None
-        algorithm, setting = terms.settings.algorithm, terms.charged
-        return self._site_ledger.affordable_repeats(algorithm, setting, rerun, count, self._records)
-
-    def _rerun(self, terms: Terms, rounds: range) -> range:
-        """The rounds of which some may have been run again; never none."""
-        start = max(0, min(rounds.start - 1, self._reported(terms).first))
-        return range(start, max(start + 1, min(rounds.stop, terms.setting.rounds)))
+        rerun = progress.rerun(rounds, terms.setting.rounds)
+        return self._site_ledger.affordable_repeats(
+            terms.settings.algorithm, terms.charged, rerun, count, self._records
+        )
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -473,80 +453,21 @@ class Site:
         path = self.owner.folder / COMPARED
         return str(json.loads(path.read_text(encoding="utf-8")).get("terms")) if path.exists() else None
 
-    def _progress(self, terms: Terms, default: int) -> int:
-        """The first round of this run that is not charged yet; `default` for a run that is new to this site."""
-        kept = self._kept_progress()
-        same = kept.get("run") == terms.run and kept.get("terms", terms.digest) == terms.digest
-        return int(kept["next"]) if same else default
+    def _progress(self, terms: Terms, first: int) -> Progress:
+        """The progress in this run, which begins at round `first` where it is new to this site."""
+        return Progress.read(self.owner.folder).of(terms, first)
 
-    def _repeats(self, terms: Terms, default: int = 0) -> int:
-        """How many rounds that were run again are charged in this run; `default` for a run that is new here."""
-        kept = self._kept_progress()
-        return int(kept.get("repeats", 0)) if kept.get("terms") == terms.digest else default
-
-    def _reported(self, terms: Terms) -> ReportedRepeats:
-        """What the coordinator said when it last went on with this run, where that is not all charged yet."""
-        kept = self._kept_progress()
-        return (
-            ReportedRepeats(*kept.get("reported_repeats", ()))
-            if kept.get("terms") == terms.digest
-            else ReportedRepeats()
-        )
-
-    def _furthest(self, terms: Terms) -> int:
-        """The round of this run before which all have been charged: a coordinator that went back runs them again."""
-        following = self._progress(terms, 0)
-        return max(following, int(self._kept_progress().get("furthest", 0))) if following else 0
-
-    def _history(self, terms: Terms) -> tuple[int, ...]:
-        """The rounds of this run that the site answered, each as often as it did."""
-        return tuple(self._histories().get(terms.digest, ()))
-
-    def _histories(self) -> dict[str, list[int]]:
-        """The same of every run, by its terms: after other runs a coordinator may go on, with the noise it had."""
-        kept = self._kept_progress()
-        last = {kept.get("terms", ""): kept["answered"]} if "answered" in kept else {}
-        return {**kept.get("answered_before", {}), **last}
-
-    def _kept_progress(self) -> dict[str, Any]:
-        path = self.owner.folder / PROGRESS
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-    def _last_turn(self, terms: Terms) -> int | None:
-        """The first of the rounds, charged as one, of which this site was asked for one last in this run."""
-        kept = self._kept_progress()
-        return kept.get("turn") if kept.get("run") == terms.run else None
-
-    def _keep_progress(
-        self,
-        terms: Terms,
-        following: int,
-        turn: int | None,
-        ended: bool = False,
-        answered: tuple[int, ...] | None = None,
-        repeats: int | None = None,
-        reported: ReportedRepeats | None = None,
-    ) -> None:
-        """Called after the charge: a crash in between charges that round twice, never zero times."""
-        kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
-        kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
-        kept |= {} if turn is None else {"turn": turn}
-        kept["repeats"] = self._repeats(terms) if repeats is None else repeats
-        if (latest := self._reported(terms).joined(reported or ReportedRepeats())).repeats > kept["repeats"]:
-            kept["reported_repeats"] = [latest.repeats, latest.first]
-        if terms.settings.algorithm.priced:
-            kept["answered"] = self._history(terms) if answered is None else answered
-        kept["answered_before"] = {key: its for key, its in self._histories().items() if its and key != terms.digest}
-        self._write_progress({release.KEY: release.SITE} | kept)
-
-    def _write_progress(self, kept: dict[str, Any]) -> None:
+    def _keep(self, progress: Progress) -> Progress:
         assert self._site_ledger is not None
-        write_whole(self.owner.folder / PROGRESS, json.dumps(kept | {"ledger": self._site_ledger.head}).encode())
+        furthest = max(progress.furthest, progress.next)
+        progress = replace(progress, records=self._records, furthest=furthest)
+        progress.write(self.owner.folder, self._site_ledger.head)
+        return progress
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
-        kept, runs = self._kept_progress(), set[str]()  # that were charged after the line which progress.json names
-        head, own = kept.get("ledger"), str(kept.get("run", ""))[:LONGEST_NAME]
+        last, runs = Progress.read(self.owner.folder), set[str]()  # charged after the line that `last` names
+        head, own = last.ledger, last.run[:LONGEST_NAME]
 
         def look(line: Line) -> None:
             if line.kind == "intent":

@@ -1,0 +1,93 @@
+"""How far a site is in a run, on its disk: which rounds it has charged, and which of them it answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal import release
+from shoal.config import MOST_ROUNDS
+from shoal.federation.terms import Terms
+from shoal.files import write_whole
+
+PROGRESS = "progress.json"
+
+
+class ReportedRepeats(NamedTuple):
+    """How many rounds of a run its coordinator ran again, and the first round from which it went on."""
+
+    repeats: int = 0
+    first: int = MOST_ROUNDS
+
+    def joined(self, other: ReportedRepeats) -> ReportedRepeats:
+        """Both, as of a coordinator that was restarted twice."""
+        return ReportedRepeats(max(self.repeats, other.repeats), min(self.first, other.first))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a site is in one run; the fields are the keys of progress.json.
+
+    Attributes:
+        run: The run's name.
+        terms: The digest of its terms.
+        next: The first round (from 0) that is not charged yet.
+        ended: Whether the run's end was reported, so that no round of it is left to charge.
+        furthest: The highest `next` so far: a coordinator that went back runs the rounds before it again.
+        records: How many records the site has.
+        turn: The first of the rounds, charged as one, of which this site was asked for one last.
+        repeats: How many rounds that were run again are charged.
+        reported_repeats: What the coordinator said of them when it last went on with the run.
+        answered: The rounds that the site answered, each as often as it did; with correlated noise only.
+        answered_before: The same of other runs, by their terms: a coordinator may go on with one, with its old noise.
+        ledger: The hash of the ledger's last line.
+    """
+
+    run: str = ""
+    terms: str = ""
+    next: int = 0
+    ended: bool = True
+    furthest: int = 0
+    records: int = 0
+    turn: int | None = None
+    repeats: int = 0
+    reported_repeats: ReportedRepeats = field(default_factory=ReportedRepeats)
+    answered: tuple[int, ...] = ()
+    answered_before: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ledger: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Progress:
+        """The progress in the last run that the site took part in."""
+        path = folder / PROGRESS
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        kept = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+        reported = ReportedRepeats(*kept.pop("reported_repeats", ()))
+        return cls(**kept | {"answered": tuple(kept.get("answered", ()))}, reported_repeats=reported)
+
+    def of(self, terms: Terms, first: int) -> Progress:
+        """The progress in the run of these terms, which begins at round `first` where it is new to this site."""
+        if self.terms == terms.digest:
+            return replace(self, ended=False, furthest=max(self.furthest, self.next))
+        answered = {**self.answered_before, self.terms: self.answered}
+        own = tuple(answered.pop(terms.digest, ()))
+        before = {digest: rounds for digest, rounds in answered.items() if rounds}
+        return Progress(terms.run, terms.digest, first, ended=False, answered=own, answered_before=before)
+
+    @property
+    def reported(self) -> ReportedRepeats:
+        """What the coordinator said of rounds that it ran again, where that is not all charged yet."""
+        return self.reported_repeats if self.reported_repeats.repeats > self.repeats else ReportedRepeats()
+
+    def rerun(self, rounds: range, total: int) -> range:
+        """The rounds, of these and those before, of which some may have been run again; never none."""
+        start = max(0, min(rounds.start - 1, self.reported.first))
+        return range(start, max(start + 1, min(rounds.stop, total)))
+
+    def write(self, folder: Path, ledger: str) -> None:
+        """Write the progress, after the charge: a crash in between charges a round twice, never zero times."""
+        kept = {release.KEY: release.SITE, **asdict(self), "reported_repeats": self.reported, "ledger": ledger}
+        write_whole(folder / PROGRESS, json.dumps(kept).encode())
