@@ -1,14 +1,14 @@
 """A method and a budget that fit a table: what `shoal init` writes, as a start.
 
-One client among a hundred or more can hide in the noise of their sum. Fewer cannot, so that then their records are
-protected: each client adds noise to every gradient step.
+With a hundred clients or more, one of them can hide in the noise of their sum. With fewer it cannot, so their records
+are protected instead: each client adds noise to every gradient step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.data.schema import TaskKind
@@ -29,8 +29,7 @@ class Plan:
     """Keys of a configuration, by section, and the reason for each that needs one."""
 
     keys: dict[str, dict[str, Any]]
-    why: dict[str, str] = field(default_factory=dict)
-    unit: str = ""
+    why: dict[str, str]
 
 
 def suggest(
@@ -83,7 +82,6 @@ def _record_level(train: int, clients: int, task: TaskKind, parameters: int, eps
             "local.lr": "for this epsilon: a smaller one means more noise, and needs a lower rate",
             "records.nominal_records": "a client's records, on average, rounded down; public: sums are divided by it",
         },
-        "record",
     )
 
 
@@ -122,7 +120,6 @@ def _client_level(clients: int, task: TaskKind, epsilon: float | None) -> Plan:
             "budget.calibrate": "the noise is set so that all rounds together spend epsilon",
             "per_update.initial_clip_norm": "it then follows a private quantile of the updates",
         },
-        "client",
     )
 
 

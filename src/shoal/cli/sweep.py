@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shoal.sweep.outcome import Outcome
     from shoal.sweep.plan import Plan, Range
 
-"""Exit code where a cell failed."""
-
 
 def command(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; the default experiment if omitted.")] = None,

@@ -237,16 +237,11 @@ class SiteLedger:
         """
         if asked is not None and algorithm.clients.separated:
             refuse_early(algorithm, setting, asked, history)
-        self._ledger.recover()
         pending = list(self._missed(algorithm, setting, missed, records, furthest))
         if asked is not None:
             own = self._charged(algorithm, setting, asked, asked=True, records=records, history=history, again=again)
             pending.append((1, own))
-        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
-        for count, charged in pending:
-            self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
-            for _, account in self._accounts.values():
-                self._add(account, charged)
+        self._write(pending)
 
     def charge_repeats(
         self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
@@ -256,13 +251,7 @@ class SiteLedger:
         A round run again is a second draw of its clients, which may have been this one. Which round it was is not
         known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget.
         """
-        self._ledger.recover()
-        worst = self._costliest_again(algorithm, setting, rounds, records)
-        charged = tuple(replace(charge, event=repeated(charge.event, count)) for charge in worst)
-        self._refuse_over_budget(_wanted(charged, self._pair))
-        self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
-        for _, account in self._accounts.values():
-            self._add(account, charged)
+        self._write([(count, _times(self._costliest_again(algorithm, setting, rounds, records), count))])
 
     def affordable_repeats(
         self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
@@ -289,6 +278,15 @@ class SiteLedger:
         """Close the ledger's file."""
         self._ledger.close()
 
+    def _write(self, pending: list[tuple[int, tuple[Charge, ...]]]) -> None:
+        """Write charges to the ledger, each of so many rounds; raise Refused, and write none, over the budget."""
+        self._ledger.recover()
+        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
+        for count, charged in pending:
+            self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
+            for _, account in self._accounts.values():
+                self._add(account, charged)
+
     def _missed(
         self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None, furthest: int
     ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
@@ -302,7 +300,7 @@ class SiteLedger:
         )
         for once, same in groupby(each):
             count = len(rounds) if alike else len(list(same))
-            yield count, tuple(replace(charge, event=repeated(charge.event, count)) for charge in once)
+            yield count, _times(once, count)
 
     def _charged(
         self,
@@ -315,19 +313,19 @@ class SiteLedger:
         history: tuple[int, ...] = (),
         again: bool = False,
     ) -> tuple[Charge, ...]:
-        charged = _charged(algorithm, setting, t, history, asked=asked, again=again)
+        charged = _of_round(algorithm, setting, t, history, asked=asked, again=again)
         if records is not None:
             own_setting = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _charged(algorithm, own_setting, t, history, asked=asked, again=again), strict=True)
+            both = zip(charged, _of_round(algorithm, own_setting, t, history, asked=asked, again=again), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
     def _refuse_long(self, algorithm: Algorithm, setting: Setting, most: float) -> None:
         """Refuse a run whose planned rounds would certainly exceed the run's cap.
 
-        With a schedule each round is taken for the cheapest one, and a site that is sampled in sight of the observer
-        for one that takes part as often as expected. Every round is checked again when it is charged. Where several
-        rounds are charged as one, only the first of these counts here.
+        With a schedule every round counts as the cheapest one. Where the observer sees who takes part, the site is
+        assumed to take part as often as expected. Where several rounds are charged as one, only the first of them
+        counts. Every round is checked again when it is charged.
         """
 
         def planned(t: int) -> Event:
@@ -460,7 +458,7 @@ def refuse_early(algorithm: Algorithm, setting: Setting, t: int, history: tuple[
         raise Refused(f"this site may not take part (clients.sampling={algorithm.clients.sampling}): {why}")
 
 
-def _charged(
+def _of_round(
     algorithm: Algorithm, setting: Setting, t: int, history: tuple[int, ...], *, asked: bool, again: bool
 ) -> tuple[Charge, ...]:
     """A round's charges: the coordinator's where sampling hides the site, else by whether the site was asked."""
@@ -486,6 +484,11 @@ def _charged(
         )
         for planned_charge in charges(algorithm, setting, t, again)
     )
+
+
+def _times(charged: tuple[Charge, ...], count: int) -> tuple[Charge, ...]:
+    """The charges of so many equal rounds."""
+    return tuple(replace(charge, event=repeated(charge.event, count)) for charge in charged)
 
 
 def _hidden(charge: Charge) -> bool:

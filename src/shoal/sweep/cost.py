@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.accounting import calibration, selection
+from shoal.accounting import selection
 from shoal.accounting.claims import RESEARCH, Observer, Proven, Unit, assumed_public, claim, nothing, prove, saying
 from shoal.accounting.events import Compose, Event, Unbounded
 from shoal.accounting.leaves import for_worst_client
@@ -18,6 +18,7 @@ from shoal.errors import LedgerError
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.sweep.cells import cell_folder
 from shoal.sweep.plan import Plan
+from shoal.training.budget import affordable
 
 Pair = tuple[Unit, Observer]
 ALONE = "of the best trial alone"
@@ -136,15 +137,9 @@ def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Ev
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
     refuse_own_weights(config, simulator)
-    setting = replace(simulator.setting, secure=config.random == "secure")  # set later by a run's own streams
-    algorithm, limit = config.algorithm, limit_of(config)
+    algorithm, setting = config.algorithm, simulator.setting
     simulator.close()
-    rounds, budget = config.rounds, limit.budget()
-    if budget is not None:
-        found = calibration.rounds(
-            lambda n: whole_run(algorithm, setting, n, limit.unit, limit.observer), budget, most=rounds
-        )
-        rounds = int(found.value)
+    rounds = affordable(algorithm, setting, limit_of(config))
     return config, {pair: whole_run(algorithm, setting, rounds, *pair) for pair in PAIRS}
 
 

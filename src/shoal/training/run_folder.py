@@ -59,7 +59,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Open the folder of an earlier run, to resume it."""
         if not (path / "config.toml").is_file():
-            raise RunError(f"{path} is not a run folder (it has no config.toml); `ls runs` lists run folders")
+            raise RunError(f"{path} is not a run folder: it has no config.toml; `shoal runs list` lists them")
         return cls(path, locked(path, "wait for it, or start a new run"))
 
     def close(self) -> None:
