@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ShoalError(Exception):
@@ -32,6 +32,12 @@ class LedgerError(ShoalError):
 
 class RunError(ShoalError):
     """A run folder that is in use, incomplete, or cannot be resumed."""
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """The first names, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

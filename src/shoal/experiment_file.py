@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.data.columns import Column
 from shoal.data.propose import Proposal
+from shoal.errors import listed
 from shoal.suggest import Plan
 from shoal.toml_text import toml_key, toml_word
 
@@ -41,7 +42,7 @@ def settings_of(column: Column) -> str:
         if key == "range":
             found.append(f"{value[0]:g} to {value[1]:g}")
         elif key == "categories":
-            found.append(", ".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else ""))
+            found.append(listed(value, 5))
         else:
             found.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
     return "; ".join(found)

@@ -25,7 +25,7 @@ from shoal.data.schema import Schema
 from shoal.data.schema_encoding import encode_by_schema, read_by_schema
 from shoal.data.table_files import column_names, other_type, read_table
 from shoal.data.tables import Encoded, encode_again
-from shoal.errors import ConfigError, DataError, RunError
+from shoal.errors import ConfigError, DataError, RunError, listed
 from shoal.extras import optional
 from shoal.inputs import Inputs, count, shape_of, take
 from shoal.models.bundle import (
@@ -253,8 +253,8 @@ class Model:
             dataset = as_numbers(dataset)
         if dataset.classes != self.classes:
             raise DataError(
-                f"data '{dataset.name}' has {len(dataset.classes)} classes {_some(dataset.classes)}, the model "
-                f"{len(self.classes)} {_some(self.classes)}"
+                f"data '{dataset.name}' has {len(dataset.classes)} classes ({listed(dataset.classes, 5)}), the model "
+                f"{len(self.classes)} ({listed(self.classes, 5)})"
             )
         self.task.check_targets(dataset.test_y, f"data '{dataset.name}', test")
         return Records(dataset.test_x, dataset.test_y)
@@ -429,7 +429,3 @@ def _arrow(data: Any) -> pa.Table:
 
 def _diverged(bad: int) -> tuple[str, ...]:
     return (f"{bad:,} outputs are not finite: the model has diverged",) if bad else ()
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return f"({', '.join(names[:5])}{', ...' if names[5:] else ''})"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from shoal.cli.options import Json, print_json
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,9 +132,8 @@ def _show(file: Path, out: Path, proposal: Proposal, plan: Plan, searched: Seque
         console.print(f"note     {hint}", highlight=False, markup=False)
     if schema.unconfirmed:
         console.print(
-            f"\nConfirm what was read from the data ({', '.join(schema.unconfirmed[:8])}"
-            f"{', ...' if len(schema.unconfirmed) > 8 else ''}): no guarantee covers it.\nIn {out} put in its place "
-            f"what is publicly known, and remove the names from `unconfirmed`.",
+            f"\nConfirm what was read from the data ({listed(schema.unconfirmed, 8)}): no guarantee covers it.\n"
+            f"In {out} put in its place what is publicly known, and remove the names from `unconfirmed`.",
             highlight=False, markup=False,
         )  # fmt: skip
     console.print(f"\nwrote {out}; next: shoal run {out}", highlight=False, markup=False)

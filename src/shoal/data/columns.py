@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shoal.errors import ConfigError, DataError
+from shoal.errors import ConfigError, DataError, listed
 
 MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
@@ -54,9 +54,8 @@ class Tally:
 
 
 def _counts(found: Counter[str]) -> str:
-    found = +found  # columns of which none was changed are not named
-    first = ", ".join(f"{name} {count:,}" for name, count in found.most_common(5))
-    return first + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    changed = +found  # columns of which none was changed are not named
+    return listed([f"{name} {count:,}" for name, count in changed.most_common()], 5)
 
 
 @dataclass(frozen=True)

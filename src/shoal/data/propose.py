@@ -22,7 +22,6 @@ from shoal.data.common_columns import DATE, IDENTIFIER, RANGES, VOCABULARIES, fi
 from shoal.data.schema import Schema, TaskKind
 from shoal.data.schema_encoding import bits_of
 from shoal.data.table_files import (
-    MANY,
     column_names,
     missing_columns,
     read_columns,
@@ -31,7 +30,7 @@ from shoal.data.table_files import (
     refuse_wide,
     row_count,
 )
-from shoal.errors import DataError
+from shoal.errors import DataError, listed
 
 CELLS = 50_000_000  # of a table that are looked at; of more, evenly spaced rows
 FEW = 50  # categories, at most
@@ -146,8 +145,7 @@ def _refuse_commas(path: Path, table: Mapping[str, Any]) -> None:
             texts = {text.strip() for text in texts_of(column, name) if text is not None} - MISSING_TEXTS
             found += [name] if len(texts) >= SEEN and has_commas(texts) else []
     if found:
-        shown = ", ".join(found[:MANY]) + (f" and {len(found) - MANY} more" if found[MANY:] else "")
-        raise DataError(f"{path}: numbers have commas (columns {shown}); {WRITE_POINTS}")
+        raise DataError(f"{path}: numbers have commas (columns {listed(found)}); {WRITE_POINTS}")
 
 
 def _guess(name: str, column: Any, where: str) -> Guess:
@@ -191,9 +189,9 @@ def _with_gaps(column: Column, why: str) -> Guess:
 
 def _category(known: np.ndarray) -> Guess:
     values, counts = np.unique(known.astype(np.str_), return_counts=True)
-    for listed in VOCABULARIES:
-        if set(values) <= set(listed):
-            return Guess(Category(listed), "the usual names of such categories")
+    for vocabulary in VOCABULARIES:
+        if set(values) <= set(vocabulary):
+            return Guess(Category(vocabulary), "the usual names of such categories")
     if np.mean([DATE.match(value) is not None for value in values[:1000]]) > 0.9:
         return Guess(Ignore(), "dates or times; turn them into numbers, such as days since admission, to use them")
     if len(values) == len(known) > SEEN and not any(" " in value for value in values):
@@ -262,7 +260,7 @@ def _label(path: Path, table: Any, labels: Sequence[str], task: TaskKind | None)
             f"{where} holds {len(values):,} different texts, more than {FEW} classes; name another --label"
         )
     kinds = (("0", "1"), *VOCABULARIES)
-    known = next((listed for listed in kinds if set(values) <= set(listed)), None)
+    known = next((vocabulary for vocabulary in kinds if set(values) <= set(vocabulary)), None)
     classes = known or tuple(values)
     why = "the usual names of such classes" if known else "classes that the data hold"
     return _Target({"label": name, "classes": classes, "task": "classification"}, why, known is None)
@@ -331,8 +329,8 @@ def _uneven(schema: Schema, table: Any) -> tuple[str, ...]:
 
 def _spellings(schema: Schema) -> tuple[str, ...]:
     """Categories that are probably one."""
-    listed = {name: column.categories for name, column in schema.columns.items() if isinstance(column, Category)}
-    found = {name: pair for name, categories in listed.items() if (pair := _alike(categories))}
+    columns = {name: column for name, column in schema.columns.items() if isinstance(column, Category)}
+    found = {name: pair for name, column in columns.items() if (pair := _alike(column.categories))}
     return tuple(
         f"column '{name}' holds {pair[0]!r} and {pair[1]!r}, two categories: write them alike if they are one"
         for name, pair in found.items()

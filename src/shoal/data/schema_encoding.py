@@ -13,7 +13,7 @@ from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, pla
 from shoal.data.schema import Schema
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
-from shoal.errors import DataError, nearest
+from shoal.errors import DataError, listed, nearest
 from shoal.tasks.next_token import PADDING
 
 if TYPE_CHECKING:
@@ -186,9 +186,8 @@ def unconfirmed(schema: Schema) -> tuple[str, ...]:
     """A note on what nobody has confirmed yet."""
     if not schema.unconfirmed:
         return ()
-    first = ", ".join(schema.unconfirmed[:5]) + (", ..." if len(schema.unconfirmed) > 5 else "")
     columns = "1 column" if len(schema.unconfirmed) == 1 else f"{len(schema.unconfirmed)} columns"
     return (
-        f"ranges or categories of {columns} ({first}) were proposed from the data, outside "
+        f"ranges or categories of {columns} ({listed(schema.unconfirmed, 5)}) were proposed from the data, outside "
         f"any guarantee: replace them by what is public, then remove their names from schema.unconfirmed",
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.columns import MISSING_TEXTS
-from shoal.errors import DataError, nearest
+from shoal.errors import DataError, listed, nearest
 from shoal.extras import optional
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ HEADER_LIMIT = 64 << 20  # characters
 BLOCK = 1 << 20  # bytes that pyarrow reads at once, at least
 BUFFERS = 64 << 20  # bytes, for all columns of a .parquet that is read piece by piece
 PIECE = 1 << 21  # cells that are read at once of a table of which only some rows are kept
-MANY = 20  # names that a message lists
 
 
 @dataclass(frozen=True)
@@ -137,14 +136,12 @@ def missing_columns(wanted: Sequence[str], there: Sequence[str]) -> str | None:
     lacks = [name for name in wanted if name not in held]
     if not lacks:
         return None
-    shown = ", ".join(f"'{name}'" for name in lacks[:MANY]) + (
-        f" and {len(lacks) - MANY} more" if lacks[MANY:] else ""
-    )
+    shown = listed([f"'{name}'" for name in lacks])
     if len(there) > 1000:
         return f"there is no column {shown}"
     if len(lacks) == 1:
         return f"there is no column {shown}{nearest(lacks[0], there)}"
-    return f"there are no columns {shown}; it has {', '.join(there[:MANY])}{', ...' if there[MANY:] else ''}"
+    return f"there are no columns {shown}; it has {listed(there)}"
 
 
 def other_type(path: Path) -> str:
@@ -171,8 +168,7 @@ def refuse_names(path: Path, names: Sequence[str]) -> None:
     if broken := next((name for name in names if "".join(name.splitlines()) != name), None):
         raise DataError(f"{path}: the name of column {broken!r} holds a line break; rename it")
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        shown = ", ".join(map(repr, twice[:MANY])) + (f" and {len(twice) - MANY} more" if twice[MANY:] else "")
-        raise DataError(f"{path}: has several columns named {shown}; rename them")
+        raise DataError(f"{path}: has several columns named {listed([*map(repr, twice)])}; rename them")
 
 
 def _read(path: Path, wanted: list[str] | None) -> pa.Table:

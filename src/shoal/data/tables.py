@@ -21,8 +21,8 @@ import numpy as np
 
 from shoal.data.cell_values import by_name, decoded
 from shoal.data.columns import CATEGORY_LIMIT
-from shoal.data.table_files import MANY, SIZE_LIMIT, missing_columns
-from shoal.errors import ConfigError, DataError, nearest
+from shoal.data.table_files import SIZE_LIMIT, missing_columns
+from shoal.errors import ConfigError, DataError, listed, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,10 +157,9 @@ def _refuse_gaps(where: str, columns: Mapping[str, pa.ChunkedArray]) -> None:
     """Raise a DataError that names all columns of numbers with missing ones."""
     gaps = {name: column.null_count for name, column in columns.items() if not _is_text(column) and column.null_count}
     if gaps:
-        counts = ", ".join(f"{name} {count:,}" for name, count in list(gaps.items())[:MANY])
-        more = f" and {len(gaps) - MANY} more columns" if len(gaps) > MANY else ""
+        counts = listed([f"{name} {count:,}" for name, count in gaps.items()])
         raise DataError(
-            f"{where}: numbers are missing ({counts}{more}); `shoal init` writes a schema that fills them, "
+            f"{where}: numbers are missing ({counts}); `shoal init` writes a schema that fills them, "
             f"or leave these columns out (drop=..., or `shoal data import --drop`)"
         )
 
@@ -217,19 +216,19 @@ def _one_hot(
     coded = column.fill_null(MISSING).combine_chunks().dictionary_encode()
     found, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
     if public is not None:
-        listed = [str(value) for value in public]
+        known = [str(value) for value in public]
     elif len(found) > CATEGORY_LIMIT:
         raise DataError(
             f"{where}: {len(found)} different texts, too many for categories (at most {CATEGORY_LIMIT}); "
             "leave it out (drop)"
         )
     else:
-        listed = sorted(found)
-    place = {value: at for at, value in enumerate(listed)}
+        known = sorted(found)
+    place = {value: at for at, value in enumerate(known)}
     placed = np.array([place.get(value, -1) for value in found])[codes]
-    one_hot = (placed[:, None] == np.arange(len(listed))).astype(np.float32)
-    note = f"the {len(listed)} categories of column '{name}' were read from the data, itself a release"
-    return one_hot, [f"{name}={value}" for value in listed], [note] if public is None else []
+    one_hot = (placed[:, None] == np.arange(len(known))).astype(np.float32)
+    note = f"the {len(known)} categories of column '{name}' were read from the data, outside any guarantee"
+    return one_hot, [f"{name}={value}" for value in known], [note] if public is None else []
 
 
 def _plain(column: pa.ChunkedArray, where: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.config import Config
 from shoal.data.dataset import Dataset
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, RunError, listed
 from shoal.federation import canary_clients
 from shoal.federation.flower.transport import Reply, Transport
 from shoal.federation.messages import InvalidMessage, Payload, Value
@@ -402,9 +402,8 @@ class RemoteCohort(Cohort):
         if replies.sites != self._answered:
             self._answered = replies.sites
             names = sorted(name for name, _ in replies.sites)
-            some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
             level = logging.DEBUG if self.algorithm.clients.secret else logging.INFO
-            words = f"round {self._done + 1}: {len(names)} of {asked} answered: {some or 'none'}"
+            words = f"round {self._done + 1}: {len(names)} of {asked} answered: {listed(names, MOST_NAMES) or 'none'}"
             self._event("answered", words, level)
 
     def _send_terms(self, connected: dict[int, str]) -> None:

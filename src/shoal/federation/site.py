@@ -23,7 +23,7 @@ from shoal.accounting.hash_chain import Line, verify
 from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
-from shoal.errors import ConfigError, LedgerError, ShoalError
+from shoal.errors import ConfigError, LedgerError, ShoalError, listed
 from shoal.federation.consent import LONGEST_NAME, Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
 from shoal.federation.secagg.client import SecureAggregationClient
@@ -261,7 +261,7 @@ class Site:
             raise Refused(f"the site's rows have shape {dataset.input_shape}, the federation's have {terms.shape}")
         if dataset.classes != terms.classes:
             raise Refused(
-                f"the site's classes are {dataset.classes[:5]}..., the federation's are {terms.classes[:5]}..."
+                f"the site's classes are {listed(dataset.classes, 5)}, the federation's {listed(terms.classes, 5)}"
             )
         section, rows = terms.settings.federation, len(dataset.train_y)
         few, many = section.min_records or 1, section.max_records or rows

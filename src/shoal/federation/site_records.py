@@ -13,8 +13,8 @@ import torch
 from shoal.data import Dataset, ListedPartition, load
 from shoal.data.load import with_schema
 from shoal.data.schema import Schema
-from shoal.data.table_files import MANY, missing_columns, other_type
-from shoal.errors import ConfigError, DataError
+from shoal.data.table_files import missing_columns, other_type
+from shoal.errors import ConfigError, DataError, listed
 from shoal.federation.consent import Refused
 from shoal.federation.terms import Terms
 from shoal.inputs import each, joined, take
@@ -83,8 +83,7 @@ def columns_read(terms: Terms, dataset: Dataset) -> str:
         return "trains on all arrays of the data"
     if schema is not None:
         label = ", ".join(schema.labels) or names[0]
-    shown = ", ".join(names[:MANY]) + (f" and {len(names) - MANY:,} more" if names[MANY:] else "")
-    return f"learns '{label}' from {shown}"
+    return f"learns '{label}' from {listed(names)}"
 
 
 def refuse_other(own: Schema, theirs: Schema | None) -> None:

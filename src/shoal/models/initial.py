@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from shoal.errors import ModelError
+from shoal.errors import ModelError, listed
 
 FILE = "model.safetensors"
 
@@ -40,9 +40,7 @@ def load_initial(model: nn.Module, path: str | Path) -> list[str]:
     own = model.state_dict()
     fits = {name: saved[name] for name, held in own.items() if name in saved and saved[name].shape == held.shape}
     if not fits:
-        raise ModelError(
-            f"init '{path}' has no weight that fits the model; it holds {', '.join(sorted(saved)[:5])}, ..."
-        )
+        raise ModelError(f"init '{path}' has no weight that fits the model; it holds {listed(sorted(saved), 5)}")
     if wrong := next((name for name, held in fits.items() if not torch.isfinite(held).all()), None):
         raise ModelError(f"init '{path}': '{wrong}' holds NaN or Inf")
     model.load_state_dict(fits, strict=False)
