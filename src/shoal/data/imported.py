@@ -5,7 +5,6 @@ They may be patients' data, so that folder and files are for their owner alone: 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +16,9 @@ import numpy as np
 from shoal.data.arrays import read_own_npz
 from shoal.data.dataset import Dataset
 from shoal.data.known import KNOWN
-from shoal.data.sources import CHUNK, folders, writable_folder
+from shoal.data.sources import folders, writable_folder
 from shoal.errors import ConfigError, DataError, nearest
-from shoal.files import atomic
+from shoal.files import atomic, sha256_of
 from shoal.inputs import InputShape, parts, read_shape
 
 FOLDER = "imported"
@@ -163,11 +162,7 @@ def read(path: Path, *, scale: str) -> Dataset:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
+        return sha256_of(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; import the data again") from error
-    return digest.hexdigest()

@@ -6,7 +6,6 @@ and nothing is unpickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from shoal.checked import checked
 from shoal.errors import ConfigError, ModelError, RunError, nearest
+from shoal.files import sha256_of
 from shoal.inputs import InputShape
 from shoal.models.build import build
 from shoal.models.networks import network
@@ -143,8 +143,7 @@ def read_weights(folder: Path, bundle: Bundle) -> dict[str, Tensor]:
     """
     path = folder / WEIGHTS
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of(path)
         if digest != bundle.weights:
             raise RunError(
                 f"{path} is not the file that {DESCRIPTION} describes (SHA-256 {digest[:12]}..., expected "

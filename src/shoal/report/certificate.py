@@ -30,6 +30,7 @@ from shoal.algorithms.base import BOUNDARIES, Algorithm
 from shoal.bibliography import cited
 from shoal.config import configure
 from shoal.errors import ConfigError, RunError, ShoalError
+from shoal.files import sha256_of
 from shoal.html_text import html_table
 from shoal.models.bundle import WEIGHTS, read_bundle
 from shoal.report.claim_rows import HEAD, meaning, proven_rows, shown_rows
@@ -322,8 +323,7 @@ def _run_by(path: Path) -> str | None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from None
 

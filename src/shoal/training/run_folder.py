@@ -6,7 +6,6 @@ lock.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ from torch import Tensor
 from shoal import release
 from shoal.errors import RunError
 from shoal.extras import installed
-from shoal.files import locked, sync_folder, unwritable, write_whole
+from shoal.files import locked, sha256_of, sync_folder, unwritable, write_whole
 from shoal.kernels import cpu_lines
 from shoal.renamed import current
 from shoal.training.ranks import planned
@@ -93,8 +92,7 @@ class RunFolder:
 
     def digest(self, name: str) -> str:
         """The SHA-256 of a file."""
-        with (self.path / name).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(self.path / name)
 
     def data_key(self, new: bool) -> bytes:
         """The key of the digest of the run's data in its ledger; drawn for a `new` run."""
