@@ -29,7 +29,7 @@ class DataSection:
             or `scattering`.
         label: The column that is predicted, in a table without a schema.
         client_column: The column that names the owner of each row, in a table without a schema.
-        public_ownership: Declares that it is public whose record each one is.
+        public_ownership: Declares that it is public to whom each record belongs.
         test_fraction: The share of a table that is held out for evaluation.
     """
 
@@ -89,14 +89,14 @@ class BudgetSection:
 
 @dataclass(frozen=True)
 class StopSection:
-    """Early stopping, by the headline figure on the held-out records. Nothing here is stopped by default.
+    """Early stopping, by the headline figure on the held-out records; off by default.
 
     When to stop follows from released models and public records alone, but the claims still count every planned
     round: a bound for the rounds that were run would assume that their number was fixed before.
 
     Attributes:
-        patience: Stop after so many evaluations without a better figure.
-        min_improvement: A figure is better if it is better by more than this.
+        patience: Stop after this many evaluations without a better figure.
+        min_improvement: A figure counts as better only if it is so by more than this.
         public: The held-out records are public, so that looking at them costs nobody privacy.
     """
 
@@ -132,7 +132,7 @@ class FederationSection:
         deadline: Seconds after which a round continues without the sites that have not answered.
         min_sites_to_start: Sites that must have joined before the first round; all if not set.
         min_sites: Sites that must be connected before any later round.
-        seeded: All random numbers follow from the run's seed, which hides no noise: for tests only.
+        seeded: All random numbers follow from the run's seed, so the noise hides nothing: for tests only.
         aggregation: With `secure` the coordinator sees only the sum of a round.
         threshold: Sites that must answer, or there is no sum (secure); two thirds of the cohort plus one if not set.
         colluding: Sites that may tell the coordinator all they know (secure).

@@ -76,7 +76,7 @@ def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str]
 
 
 def as_numbers(dataset: Dataset, kind: str = Regression.kind) -> Dataset:
-    """Codes of classes become the numbers that name them; for a loss of one's own, names stay codes."""
+    """Codes of classes become the numbers that name them; for a user's own loss, names stay codes."""
     own, train_y, test_y = kind == Own.kind, dataset.train_y, dataset.test_y
     codes = train_y.dim() == 1 and bool(dataset.classes)
     try:

@@ -60,7 +60,7 @@ def planted(module: nn.Module, held_out: Tensor, streams: Streams) -> nn.Module:
 
 
 def read_off(module: nn.Module, gradients: Tensor, shape: tuple[int, ...], batch: int) -> Found:
-    """The records in mean gradients [V, P] over so many records, from the fullest bins."""
+    """The records in mean gradients [V, P] over this many records, from the fullest bins."""
     (name, first), (_, second) = _layers(module)
     entries = {entry.name: entry for entry in Layout.of(module).entries}
     weight, bias = (entries[f"{name}.{part}"].of(gradients.double()) for part in ("weight", "bias"))

@@ -59,7 +59,7 @@ class Victims:
     classes: tuple[str, ...]
 
     def summed(self, sites: int) -> Victims:
-        """The same, where the records of so many clients are seen in one sum."""
+        """The same, where the records of this many clients are seen in one sum."""
         x, y = (part.reshape(-1, sites * part.shape[1], *part.shape[2:]) for part in (self.x, self.y))
         return Victims(x, y, self.classes)
 
@@ -84,7 +84,7 @@ def observe(
     knowing: bool = True,
     sites: int = 1,
 ) -> Seen:
-    """What the attacker of this type sees of every victim in the first of so many rounds.
+    """What the attacker of this type sees of every victim in the first of this many rounds.
 
     Without `knowing` it replays nothing, as the attacks of the papers. With several `sites` it sees the mean of as
     many updates.
@@ -164,7 +164,7 @@ def _left_client(algorithm: Algorithm, module: nn.Module, victims: Victims, stre
 
 
 def _aggregated(algorithm: Algorithm, left: Tensor, sites: int, rounds: int, streams: Streams) -> Tensor:
-    """The means of so many updates each, with noise that sites add in shares; what a server adds, it knows."""
+    """The means of this many updates each, with noise that sites add in shares; what a server adds, it knows."""
     total = left.view(-1, sites, left.shape[1]).sum(1)
     noise = algorithm.per_round
     if noise is not None and noise.at == "shared":

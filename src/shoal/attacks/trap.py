@@ -58,7 +58,7 @@ def planted(module: nn.Module, held_out: Tensor, streams: Streams) -> nn.Module:
 
 
 def read_off(module: nn.Module, gradients: Tensor, shape: tuple[int, ...], batch: int) -> Found:
-    """The records in mean gradients [V, P] over so many records: the answers that are no mixture of others."""
+    """The records in mean gradients [V, P] over this many records: the answers that are no mixture of others."""
     name, _ = first_layer(module, "trap-weights")
     entries = {entry.name: entry for entry in Layout.of(module).entries}
     weight, bias = (entries[f"{name}.{part}"].of(gradients.double()) for part in ("weight", "bias"))

@@ -43,7 +43,7 @@ class Game:
 
     @property
     def best_possible(self) -> float:
-        """What so many trials could show at most, had every guess been right."""
+        """What this many trials could show at most, had every guess been right."""
         perfect = bounds.at_most(0, self.trials, bounds.ALPHA / (2 * len(self.points)))
         return Point(0.0, 0.0, perfect, perfect).epsilon(0.0)
 

@@ -76,7 +76,7 @@ class Guesses:
 
 
 def guess(broken: Broken, canaries: int, runs: int = 1, alpha: float = ALPHA) -> Guesses:
-    """Play so many runs with so many canaries each; a bound is wrong with a probability of alpha at most."""
+    """Play this many runs with this many canaries each; a bound is wrong with a probability of alpha at most."""
     return together([play(anew(broken, number), canaries) for number in range(runs)], broken.case.claim, alpha)
 
 
@@ -112,7 +112,7 @@ def _p_value(counts: Sequence[Count], claim: Claim | None) -> float:
 
 
 def play(broken: Broken, canaries: int) -> Run:
-    """Play one run with so many canaries, and guess their coins."""
+    """Play one run with this many canaries, and guess their coins."""
     case = broken.case
     if case.where == "steps":  # so many that all clients have as many
         clients = math.ceil(canaries / OF_A_CLIENT)

@@ -52,7 +52,7 @@ def sampler_checks(streams: Streams, device: torch.device) -> list[Check]:
 
 
 class _Zeros(Keystream):
-    """A stream whose 32-bit words all begin with so many zeros, those from `free` on excepted."""
+    """A stream whose 32-bit words all begin with this many zeros, those from `free` on excepted."""
 
     def __init__(self, stream: Keystream, zeros: int, free: int) -> None:
         self._stream, self._zeros, self._free = stream, zeros, free

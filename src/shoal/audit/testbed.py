@@ -65,7 +65,7 @@ class Seen:
 def federation(
     record: Algorithm, clients: Sequence[Holder], width: int, streams: Streams, *, rounds: int = 1, layers: int = 1
 ) -> Trainer[SimulatedCohort]:
-    """A simulation of these clients with a linear model of two classes that begins at 0, in so many layers."""
+    """A simulation of these clients with a linear model of two classes that begins at 0, in this many layers."""
     rows = sorted({row for held in clients for row in held}, key=lambda row: (row.place, row.norm, row.sign))
     numbers = {row: number for number, row in enumerate(rows)}
     x = torch.zeros(max(1, len(rows)), width)

@@ -68,7 +68,7 @@ ClientRate = Annotated[
 Planned = Annotated[int | None, typer.Option(min=1, help="Planned rounds, over which a noise schedule is spread.")]
 LocalSteps = Annotated[int, typer.Option(min=1, help="Two levels: a client's local steps in a round.")]
 RecordsPerUser = Annotated[
-    int, typer.Option(min=1, help="The unit is a user with at most so many records, each Poisson sampled.")
+    int, typer.Option(min=1, help="The unit is a user with at most this many records, each Poisson sampled.")
 ]
 AccountantOption = Annotated[
     str, typer.Option(help="The accountant: pld, rdp, rdp-classic, zcdp, advanced, basic, or a plugin's.")

@@ -45,7 +45,9 @@ def command(
     ] = None,
     sites: Annotated[
         int,
-        typer.Option(help="With imprint or trap-weights: the server sees only the sum of so many clients' updates."),
+        typer.Option(
+            help="With imprint or trap-weights: the server sees only the sum of this many clients' updates."
+        ),
     ] = 1,
     iterations: Annotated[int | None, typer.Option(help="Iterations; by default the attack's own limit.")] = None,
     honest: Annotated[

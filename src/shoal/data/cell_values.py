@@ -26,7 +26,7 @@ def by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
 
 
 def numbers_of(column: pa.ChunkedArray, where: str, before: int = 0) -> np.ndarray:
-    """Float64 [N], NaN where a cell is missing; so many rows stand `before` them in the file.
+    """Float64 [N], NaN where a cell is missing; this many rows stand `before` them in the file.
 
     Raises:
         DataError: A cell is no finite number, or the column holds something else.

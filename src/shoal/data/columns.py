@@ -3,7 +3,7 @@
 number     scaled from its public range to [-1, 1]; with `missing`, a public constant, a missing value is filled by it
            and marked in a column of its own
 category   one column a public category; any other value, or none, is zero in all of them
-text       `buckets`: which of so many hashed words occur; `tokens`: its first bytes as whole numbers, padded by 0
+text       `buckets`: which of this many hashed words occur; `tokens`: its first bytes as whole numbers, padded by 0
 ignore     left out
 """
 

@@ -79,7 +79,7 @@ class Partition(ABC):
         return int(np.bincount(at[at >= 0]).max())
 
     def capped(self, most: int) -> ListedPartition:
-        """The same with at most so many records of each user at each client (Ganesh et al. 2025).
+        """The same with at most this many records of each user at each client (Ganesh et al. 2025).
 
         A client takes its records in turn, those with the fewest users first, and keeps one if none of its users has
         `most` records yet. Nothing but their users and their order counts.
@@ -259,7 +259,7 @@ def iid(
 ) -> ListedPartition | DealtPartition:
     """Records in random order, dealt out evenly.
 
-    With `records` each client gets so many; where clients * records exceeds what is there, the data are
+    With `records` each client gets this many; where clients * records exceeds what is there, the data are
     dealt out again in a new order, each time to other clients (millions of clients: see `DealtPartition`).
     """
     _whole("clients", clients)

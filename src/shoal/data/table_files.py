@@ -58,7 +58,7 @@ def read_columns(path: Path, wanted: Sequence[str]) -> pa.Table:
 
 
 def read_pieces(path: Path, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
-    """As `read_columns`, piece by piece: those of a .parquet have at most so many rows.
+    """As `read_columns`, piece by piece: those of a .parquet have at most this many rows.
 
     Raises:
         DataError: As `read_columns`.
@@ -75,7 +75,7 @@ def read_pieces(path: Path, wanted: Sequence[str], rows: int) -> Iterator[pa.Tab
 
 
 def read_some(path: Path, wanted: Sequence[str], every: int) -> pa.Table:
-    """As `read_columns`, but only one row of so many, evenly spaced."""
+    """As `read_columns`, but only one row of this many, evenly spaced."""
     pa, rows, found = optional("pyarrow", f"reading {path.name}"), 0, []
     for piece in read_pieces(path, wanted, max(1, PIECE // max(1, len(wanted)))):
         found.append(piece.take(pa.array(range(-rows % every, piece.num_rows, every), "int64")))

@@ -47,7 +47,7 @@ from shoal.training.budget import repeated
 SEEDED = "its noise follows from a seed that every site receives, so it hides nothing"
 MONTH = timedelta(days=30)
 LONGEST_NAME = 64  # of a run, in every line of the ledger
-WITHOUT_PLD = 3.0  # by RDP, so many times the cap, and 1 more, is refused without PLD, which takes seconds
+WITHOUT_PLD = 3.0  # what by RDP costs more than this times the cap, plus 1, is refused without PLD, which is slow
 
 CAPS = {
     "epsilon_per_run": "the run's epsilon",
@@ -279,7 +279,7 @@ class SiteLedger:
         self._ledger.close()
 
     def _write(self, pending: list[tuple[int, tuple[Charge, ...]]]) -> None:
-        """Write charges to the ledger, each of so many rounds; raise Refused, and write none, over the budget."""
+        """Write (number of rounds, charges) to the ledger; raise Refused, and write none, over the budget."""
         self._ledger.recover()
         self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
         for count, charged in pending:
@@ -487,7 +487,7 @@ def _of_round(
 
 
 def _times(charged: tuple[Charge, ...], count: int) -> tuple[Charge, ...]:
-    """The charges of so many equal rounds."""
+    """The charges of `count` equal rounds."""
     return tuple(replace(charge, event=repeated(charge.event, count)) for charge in charged)
 
 

@@ -59,7 +59,7 @@ def reader(
 
 
 def capped(dataset: Dataset, most: int | None) -> Dataset:
-    """A site's records, at most so many of each user."""
+    """A site's records, at most this many of each user."""
     if most is None:
         return dataset
     if dataset.users is None:

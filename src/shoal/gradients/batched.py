@@ -198,7 +198,7 @@ class LayerTape(list[tuple[Rule, Any, Tensor]]):
         self._kept = finite(self._kept)
 
     def records(self, views: int = 1) -> Tensor:
-        """The gradients of single records, [K, B, P], of so many rows each."""
+        """The gradients of single records, [K, B, P], of this many rows each."""
         clients, rows = self._weights.shape
         gradients = self._weights.new_zeros(clients * rows // views, self._size)
         self.accumulate(gradients, 1.0)

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from shoal.errors import ConfigError, nearest
 
 Personal = int | str | tuple[str, ...]
-"""Which layers are personal: the last so many, or those of these names, with all that is in them."""
+"""Which layers are personal: a number of last ones, or names, with all that is inside the layers so named."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Layout:
 
     @cached_property
     def shared(self) -> Layout:
-        """The layout without personal layers, which is that of the first so many numbers."""
+        """The layout without personal layers, whose numbers come first."""
         return Layout(tuple(entry for entry in self.entries if not entry.personal))
 
     @cached_property

@@ -23,7 +23,7 @@ class RecordTape(Gradients, Tape, Protocol):
     """The gradients of each client's records, not yet written, nor even computed."""
 
     def records(self, views: int = 1) -> Tensor:
-        """The gradients themselves, [K, B, P]; of so many rows each where a record has several views."""
+        """The gradients themselves, [K, B, P]; of this many rows each where a record has several views."""
 
     def make_finite(self) -> None:
         """Replace every NaN and Inf by 0, once the norms are known, so that such records can be left out."""

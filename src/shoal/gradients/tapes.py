@@ -66,7 +66,7 @@ class GradientTape:
         return found
 
     def records(self, views: int = 1) -> Tensor:
-        """The gradients of single records, [K, B, P], of so many rows each."""
+        """The gradients of single records, [K, B, P], of this many rows each."""
         clients, rows = self._like.shape
         found = self._like.new_zeros(clients, rows // views, self._size)
         for entry, gradients in self._gradients:

@@ -139,7 +139,7 @@ class Correlated(Gaussian):
         return factorise(self.factorisation, size, self.momentum, participation)
 
     def coefficients(self, participation: Participation, rounds: int) -> Array:
-        """The coefficients 1, c_1, c_2, ... of the correlated noise, over so many rounds."""
+        """The coefficients 1, c_1, c_2, ... of the correlated noise, over this many rounds."""
         return self.factors(participation).coefficients(rounds)
 
     def rounding(self, parameters: int) -> float:

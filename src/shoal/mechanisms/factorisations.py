@@ -45,11 +45,11 @@ class Factorisation(ABC):
 
     @abstractmethod
     def coefficients(self, rounds: int) -> Array:
-        """1, c_1, c_2, ... over so many rounds; fewer where the rest is 0."""
+        """1, c_1, c_2, ... over this many rounds; fewer where the rest is 0."""
 
     @abstractmethod
     def inverse(self, rounds: int) -> Array:
-        """The coefficients of C^-1 over so many rounds; fewer where the rest is 0."""
+        """The coefficients of C^-1 over this many rounds; fewer where the rest is 0."""
 
     @property
     @abstractmethod
@@ -164,7 +164,7 @@ class Buffered(Factorisation):
 
 @lru_cache(maxsize=32)
 def factorise(kind: Kind, size: int, momentum: float, participation: Participation) -> Factorisation:
-    """The factorisation of a kind, with so many bands or buffers, for these rounds and participation."""
+    """The factorisation of a kind, with this many bands or buffers, for these rounds and participation."""
     rounds = participation.rounds
     if kind == "blt":
         return _buffered(size, momentum, participation)
@@ -208,7 +208,7 @@ def errors(found: Factorisation, participation: Participation, momentum: float =
 
 
 def inverse(series: Array, rounds: int) -> Array:
-    """The power series 1/series, to so many terms."""
+    """The power series 1/series, to this many terms."""
     return _filtered([1.0], series, _padded(np.ones(1), rounds))
 
 

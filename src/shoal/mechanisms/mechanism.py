@@ -381,7 +381,7 @@ class RoundNoise(Mechanism, ABC):
         return 0
 
     def refuse_growing(self, rounds: int) -> None:
-        """Raise a ConfigError where, in so many rounds, old noise would grow until new noise is lost beside it."""
+        """Raise a ConfigError where, in this many rounds, old noise would grow until new noise is lost beside it."""
 
     def fitted(self, participation: Participation) -> Self:
         """The same for clients that take part so: correlated noise may be optimised for that."""

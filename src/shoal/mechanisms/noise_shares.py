@@ -149,7 +149,7 @@ class NoiseShares(Gaussian):
         return (*super().assumes(), f"the server knows the shares of at most {self.colluding} of the sites")
 
     def for_cohort(self, cohort: int) -> Self:
-        """The same where all of so many sites must answer."""
+        """The same where all of this many sites must answer."""
         return replace(self, threshold=cohort, colluding=min(self.colluding, cohort - 1))
 
     def refuse_beside(self, name: str, clients: Clients, per_update: UpdateMechanism) -> None:
@@ -187,7 +187,7 @@ def add_shares(updates: Tensor, scale: float, step: float, generators: Sequence[
 
 
 def tau(width: float, shares: int) -> float:
-    """By which factor, e^tau, the sum of so many discrete Gaussians of a width may differ from one, at most.
+    """By which factor, e^tau, the sum of this many discrete Gaussians of a width may differ from one, at most.
 
     Each of its terms is at most the first.
     """

@@ -49,7 +49,7 @@ class Participation:
         return fit if self.most is None else min(self.most, fit)
 
     def over(self, rounds: int) -> Participation:
-        """The same over so many rounds."""
+        """The same over this many rounds."""
         return Participation(rounds, self.separation, self.most, self.regular)
 
     def refused(self, t: int, before: Iterable[int]) -> str | None:
@@ -99,7 +99,7 @@ class Weighted(Protocol):
         """The noise multiplier of round t."""
 
     def coefficients(self, participation: Participation, rounds: int) -> Array:
-        """The coefficients 1, c_1, c_2, ... of the correlated noise, over so many rounds."""
+        """The coefficients 1, c_1, c_2, ... of the correlated noise, over this many rounds."""
 
     def __hash__(self) -> int: ...
 

@@ -36,7 +36,7 @@ class SelectiveRelease(StepNoise):
         test_clip: The largest change of the loss that counts, up or down.
         test_noise_multiplier: The noise of the test, in units of 2 C, by which one record can move it.
         threshold: A step is kept where the noisy change of the loss is below this x C.
-        updates: After so many steps that were kept, a client tries no more in this round; local.steps is how many
+        updates: After this many steps that were kept, a client tries no more in this round; local.steps is how many
             it tries at most, and what is charged.
     """
 

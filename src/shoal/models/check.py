@@ -43,7 +43,7 @@ def check(
     Args:
         model: The model, which is left as it was.
         input_shape: The shape of one record; those of several tensors by name.
-        task: What it is trained for; a number stands for a classification into so many classes.
+        task: What it is trained for; a number stands for a classification into this many classes.
         record_level: Whether record-level DP is asked for: no record may have a say in another's output.
         noisy_updates: Whether updates get noise (client-level DP): records may mix, but running statistics would get
             noise as well.

@@ -271,7 +271,7 @@ def _memory(name: str, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _runs(rows: Sequence[int], longest: int) -> Iterator[slice]:
-    """Neighbouring rows as slices of at most so many."""
+    """Neighbouring rows as slices of at most this many."""
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or rows[end] != rows[end - 1] + 1 or end - start == longest:

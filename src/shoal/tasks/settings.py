@@ -15,8 +15,8 @@ class TaskSettings:
     Attributes:
         kind: `auto` (by the targets, or regression where there is a range), classification, multi-label, regression,
             next-token, own, or a task of another package.
-        loss: A loss of one's own, `package.module:function`: (outputs, targets) -> one value a record.
-        metrics: Figures of one's own, `package.module:function`: (predictions, targets) -> a number.
+        loss: Your own loss, `package.module:function`: (outputs, targets) -> one value for each record.
+        metrics: Your own figures, `package.module:function`: (predictions, targets) -> a number.
         class_weights: How much each class counts in the loss.
         range: The lowest and the highest target of a regression, by which it is scaled.
     """
@@ -43,5 +43,5 @@ class TaskSettings:
 
 
 def figure_name(reference: str) -> str:
-    """The name of a figure of one's own: that of its function."""
+    """The name of a user's own figure: that of its function."""
     return reference.rpartition(":")[2]

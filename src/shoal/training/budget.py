@@ -242,7 +242,7 @@ def _one_after_the_other(events: list[Event]) -> Event:
 
 
 def repeated(event: Event, count: int) -> Event:
-    """The same round so many times."""
+    """The same round this many times."""
     if count == 1 or event == NOTHING or isinstance(event, Unbounded):
         return event
     # Compose inside Repeat: right around a shuffled step a Repeat would mean one unbroken pass.

@@ -21,7 +21,7 @@ CPU_CHUNK_BYTES = 64 * 2**20
 CUDA_CHUNK_BYTES = 2**30
 """Enough to keep a GPU busy with small models; more only takes memory. A recorded step has as much of its own."""
 CUDA_CHUNK_CLIENTS = 128
-"""Chunks of larger models may take more than that, up to so many clients."""
+"""Chunks of larger models may take more than that, up to this many clients."""
 MANY_CHUNKS = 4
 SMALL = 2**28
 """Where two clients take fewer bytes, what libraries take for themselves hides what a client takes."""
@@ -74,7 +74,7 @@ class Chunker:
         self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched else 1
 
     def halve(self, clients: int) -> None:
-        """A chunk of so many clients was too large for the memory."""
+        """A chunk of this many clients was too large for the memory."""
         self.largest = max(1, min(self.largest, clients // 2))
 
     def chunks(self, clients: np.ndarray, sizes: np.ndarray, one_by_one: bool = False) -> Iterator[np.ndarray]:

@@ -71,7 +71,7 @@ def recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 def _capacity(steps: int) -> int:
-    """Room for so many steps: few sizes, so that clients with more or less of them share a recording."""
+    """Room for this many steps: few sizes, so that clients with more or less of them share a recording."""
     return max(WARM_UP, 1 << max(steps - 1, 0).bit_length())
 
 

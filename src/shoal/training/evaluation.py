@@ -155,12 +155,12 @@ def finite(figures: Figures) -> dict[str, float | None]:
 
 
 def rows_at_once(outputs: int) -> int:
-    """How many rows are evaluated at once, of which each has so many outputs."""
+    """How many rows to evaluate at once, where each has this many outputs."""
     return max(1, min(ROWS, OUTPUTS // outputs))
 
 
 def in_parts(rows: int, most: int) -> list[slice]:
-    """The rows, at most so many at once."""
+    """The rows, at most this many at once."""
     return [slice(start, start + most) for start in range(0, rows, most)]
 
 

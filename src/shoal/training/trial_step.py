@@ -43,7 +43,7 @@ class TrialStep:
         return device_of(self.sample)
 
     def seconds(self, network: Network, clients: int, threads: int | None, recording: bool) -> float:
-        """What a step takes for one record, in chunks of so many clients, in threads as in training."""
+        """What a step takes for one record, in chunks of this many clients, in threads as in training."""
         clients = min(clients, MOST_CLIENTS)
         engine = self.device, threads, recording, self.precision
         key = network.way, clients, self.batch, self.per_record, *engine, *self._architecture

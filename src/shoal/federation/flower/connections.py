@@ -56,7 +56,7 @@ class Limits:
     idle: float = 75.0
 
     def patience(self, length: int) -> float:
-        """The seconds in which a body of so many bytes must arrive."""
+        """The seconds in which a body of this many bytes must arrive."""
         return self.seconds + length / self.bytes_per_second
 
 

@@ -62,8 +62,8 @@ MOST_SITES = 3000  # whose keys fit into one message
 BEGUN = 2**14  # attempts at rounds that count in one run
 FAILURE = 1e-9  # the largest probability that the graph breaks the guarantee in a run
 UNDELIVERED = 1e-5  # the largest probability that drop-outs up to the threshold leave a round without a sum
-FOOLED = 3  # of the honest neighbours who can open a secret, one in so many may be fooled by false signatures
-MOST_LOOSE = 20  # `loose` is at most one in so many noise shares
+FOOLED = 3  # of the honest neighbours who can open a secret, one in FOOLED may be fooled by false signatures
+MOST_LOOSE = 20  # `loose` is at most one in MOST_LOOSE noise shares
 Floats = npt.NDArray[np.float64]
 
 
@@ -104,7 +104,7 @@ class Graph:
         return self._risk.failure if self.sparse else 0.0
 
     def failure_of_round(self, rounds: int) -> float:
-        """The same for each round of a run of so many."""
+        """The same for each round of a run of this many."""
         return self.failure / BEGUN * attempts(rounds)
 
     @property
@@ -187,7 +187,7 @@ _EACH = FAILURE / BEGUN / 8  # for each of the three ways to fail, so that round
 
 
 def attempts(rounds: int) -> int:
-    """How often a site begins each round of a run of so many."""
+    """How often a site begins each round of a run of this many."""
     return max(BEGUN // rounds, 1)
 
 

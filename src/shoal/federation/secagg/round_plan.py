@@ -147,7 +147,7 @@ class Plan:
         return self.cohort * max(self.greatest + furthest(self.share), self.half + furthest(self.count_share))
 
     def noise_of(self, senders: int) -> float:
-        """Return the standard deviation of the noise in a sum of so many sites, for the metrics."""
+        """Return the standard deviation of the noise in a sum of this many sites, for the metrics."""
         return self.noise * self.bound * math.sqrt(senders / self.sharing)
 
     def implausible(self, total: Whole, senders: int) -> str | None:

@@ -184,7 +184,7 @@ class TritonConv2dRule(Conv2dRule):
         return vectors[:, self.weight.start : self.weight.start + self._size]
 
     def _gradients(self, x: Tensor, grad: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-        """The gradients [groups, size] of so many groups of records, and the squares of their parts."""
+        """The gradients [groups, size] of this many groups of records, and the squares of their parts."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
         (wide_tiles, high_tiles), (across, up) = self._tiles()
         gradients, parts = x.new_empty(groups, self._size), x.new_empty(groups, wide_tiles * high_tiles)

@@ -179,7 +179,7 @@ class LibraryConvolutionRule(Rule):
         return product
 
     def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
-        """The gradients of the weights of so many groups of records, [rows, size]."""
+        """The gradients of the weights of this many groups of records, [rows, size]."""
         many = rows if grad.is_cuda or rows == len(grad) else 1  # records are fastest all at once
         shapes = x.new_empty(rows, *self.weight.shape[:2], *self._taps(x).kernel)
         found = self._backward(x, shapes, grad, many, of_input=False)

@@ -39,7 +39,7 @@ MOST = 2**31  # numbers of one client that can be indexed
 
 
 def error_bound(depth: int) -> float:
-    """How far a sum of so many products may be from the true one, relative to the sum of their sizes."""
+    """How far a sum of this many products may be from the true one, relative to the sum of their sizes."""
     return float((9 + 3.1 * min(depth, DEPTH) + depth / DEPTH) * 2.0**-24)
 
 

@@ -70,7 +70,7 @@ class RecordConvolutionRule(LibraryConvolutionRule):
         return True
 
     def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
-        """The gradients of the weights of so many groups of records, [rows, size], in float32."""
+        """The gradients of the weights of this many groups of records, [rows, size], in float32."""
         found = torch.zeros(rows, self.weight.shape.numel(), dtype=torch.float32, device=x.device)
         self._add_gradients(x, grad, found, 0, 1.0)
         return found

@@ -96,7 +96,7 @@ class SequenceRule(Rule):
 
 
 def _in_rows(held: Tensor, count: int) -> Tensor:
-    """From [N, T, ...] to the positions of so many clients, or records."""
+    """From [N, T, ...] to the positions of this many clients, or records."""
     return held.reshape(count, -1, held.shape[2])
 
 

@@ -192,7 +192,7 @@ def summed(width: int) -> int:
 def pair_squares(
     alike: Tensor, grads: Tensor, widths: tuple[int, int], dtype: torch.dtype, bias: bool = False
 ) -> Tensor:
-    """The same from the `gram` [N, T, T] of the inputs and that of the gradients, each a sum of so many numbers.
+    """The same from the `gram` [N, T, T] of the inputs and that of the gradients, each a sum of this many numbers.
 
     `dtype` is that of the numbers; the products may have more digits.
 

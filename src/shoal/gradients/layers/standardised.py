@@ -76,7 +76,7 @@ class StandardisedRule(Rule):
         add_kept(kept, self.entries, factors, into, scale)
 
     def _plain(self, saved: Any, grad: Tensor, like: Tensor, rows: int) -> Tensor:
-        """The plain rule's gradients of so many groups of records, [rows, size]: weights, then bias."""
+        """The plain rule's gradients of this many groups of records, [rows, size]: weights, then bias."""
         found = like.new_zeros(rows, saved[3].shape[1])
         self.plain.accumulate(saved[0], grad, found, 1.0)
         return found

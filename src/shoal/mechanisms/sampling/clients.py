@@ -93,7 +93,7 @@ class Clients(Scheme):
         raise NotImplementedError
 
     def participation(self, total: int, clients: int) -> Participation:
-        """When a client may take part in so many rounds."""
+        """When a client may take part in this many rounds."""
         return Participation(total)
 
     def take_part(

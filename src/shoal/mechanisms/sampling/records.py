@@ -93,11 +93,11 @@ class Records(Scheme):
         return replace(self, batch=batch, rate=None, nominal_records=None, augmentations=0)
 
     def share(self, records: int) -> float:
-        """The probability that one of so many records enters a batch."""
+        """The probability that one of this many records enters a batch."""
         return min(1.0, self.batch / max(1, records))
 
     def widest(self, records: int) -> int:
-        """How many of so many records a batch holds at most: a public number."""
+        """The most of this many records that a batch holds: a public number."""
         return self.batch
 
     def wider(self) -> float:
@@ -105,7 +105,7 @@ class Records(Scheme):
         return 0.0
 
     def steps(self, records: int, epochs: int) -> int:
-        """Steps that `epochs` passes over so many records take."""
+        """Steps that `epochs` passes over this many records take."""
         return epochs * math.ceil(records / self.batch)
 
     def draw(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -200,7 +200,7 @@ class PoissonRecords(Records):
         return _rows(generator.random((steps, records)) < self.share(records))
 
     def widest(self, records: int) -> int:
-        """How many of so many records a batch holds at most, but for the probability `wider`."""
+        """The most of this many records that a batch holds, except with the probability `wider`."""
         return _widest(records, self.share(records))
 
     def wider(self) -> float:

@@ -44,7 +44,7 @@ class CyclicClients(Clients):
             raise ConfigError(f"clients.cohort must be a constant for {self.sampling} sampling, got {self.cohort}")
 
     def participation(self, total: int, clients: int) -> Participation:
-        """Every so many rounds, or less often."""
+        """Once in a cycle, or less often."""
         return Participation(total, self.cycle_length(clients), regular=True)
 
     def expected(self, t: int, total: int, clients: int) -> float:
