@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _ENDS = {
     "rounds": "all rounds are done",
     "budget": "the privacy budget is spent",
-    "early": "its figure got no better",
     "sites": "too few sites are left",
 }
 """Why a run ended, in words."""
@@ -72,7 +71,7 @@ def command(
             "largest), canaries (none by default)."
         ),
     ] = None,
-    unit: Annotated[str | None, typer.Option(help="The unit to protect: client (this site) or record.")] = None,
+    unit: Annotated[str | None, typer.Option(help="The unit to protect: client (this site), record or user.")] = None,
     against: Annotated[
         str | None,
         typer.Option(

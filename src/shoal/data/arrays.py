@@ -69,8 +69,7 @@ def from_arrays(
         test: Test rows and labels. Without them a fixed share of the rows is held out: of each client where owners
             are known, else by the rows' numbers alone, so that no row's label decides where another one goes.
         classes: The classes' names; labels are then these names or, where not all names are whole numbers, numbers
-            from 0. Without them the classes are the
-            different labels, in order.
+            from 0. Without them the classes are the different labels, in order.
         test_fraction: The share that is held out.
         scale: 'unit', 'standard' or 'raw', for pixels (uint8).
         name: What messages and reports call the data.

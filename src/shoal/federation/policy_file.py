@@ -118,7 +118,7 @@ def policy_of(
         raise ConfigError("--no-guarantee and --against or --require-... contradict each other: leave one out")
     for option, given in {"--require-epsilon": epsilon, "--require-noise": noise}.items():
         if given is not None and unit is None:  # else the coordinator would choose the cheaper one
-            raise ConfigError(f"{option} {given:g}: for whom? Add --unit record or --unit client")
+            raise ConfigError(f"{option} {given:g}: for whom? Add --unit record, --unit user or --unit client")
     observer = against or ("release" if no_guarantee else "server")
     sources = {} if against else {"observer": UNASKED}
     requirements = Requirements(epsilon, delta, noise, unit, observer, guarantee=not no_guarantee, sources=sources)

@@ -298,7 +298,6 @@ class Site:
         if self._secure is not None and algorithm.per_update is not None:
             bound = algorithm.bound(state, index.t, index.total)
             self._secure.take(message, index, number, bound)
-        assert self._site_ledger is not None
         turn = algorithm.clients.charged_from(index.t, terms.setting.clients)
         progress = self._progress(terms, turn)
         again = index.t < progress.furthest or index.attempt > 0
@@ -309,7 +308,7 @@ class Site:
         repeats = max(_said_repeats(message), progress.reported.repeats, progress.repeats)
         own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
         self._charge_repeats(terms, progress, repeats - own, range(missed.start, index.t + 1))
-        self._site_ledger.charge(
+        self._ledger.charge(
             algorithm, terms.charged, missed, index.t, self._records, progress.answered, again, progress.furthest
         )
         # a block begun again allocates all of it anew
@@ -319,11 +318,11 @@ class Site:
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
-        spent, delta = self._site_ledger.epsilon(), self.owner.requirements.delta
+        spent, delta = self._ledger.epsilon(), self.owner.requirements.delta
         cost = (
-            ""
-            if spent is None
-            else f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._site_ledger.adjacency})"
+            f", epsilon {up(spent, 3)} spent at delta {delta:g} ({self._ledger.adjacency})"
+            if spent is not None
+            else ""
         )
         self._log(f"round {index.t + 1}: answered{cost}")
         return answer
@@ -336,14 +335,13 @@ class Site:
         self.ended = message.text("why")
         message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
         terms = self._agreed(message)
-        assert self._site_ledger is not None
         done = min(message.number("round"), terms.setting.rounds)
         algorithm, progress = terms.settings.algorithm, self._progress(terms, done)
         count, rerun, furthest = done - progress.next, range(progress.next, done + 1), progress.furthest
         while count > 0:
             rounds = range(progress.next, progress.next + count)
             try:
-                self._site_ledger.charge(algorithm, terms.charged, rounds, records=self._records, furthest=furthest)
+                self._ledger.charge(algorithm, terms.charged, rounds, records=self._records, furthest=furthest)
             except Refused:
                 count //= 2
                 continue
@@ -353,26 +351,22 @@ class Site:
         affordable = self._affordable_repeats(terms, progress, said - progress.repeats, rerun)
         progress = self._charge_repeats(terms, progress, progress.repeats + affordable, rerun)
         self._keep(replace(progress, ended=True))
-        return Payload({"name": self.owner.name, "head": self._site_ledger.head})
+        return Payload({"name": self.owner.name, "head": self._ledger.head})
 
     def _charge_repeats(self, terms: Terms, progress: Progress, repeats: int, rounds: range) -> Progress:
         """Charge rounds that the coordinator has run again without this site, which may have been sampled then.
 
         `repeats`: all of this run so far; `rounds`: from which those that are new come, or from the one before.
         """
-        assert self._site_ledger is not None
         if (count := repeats - progress.repeats) <= 0:
             return progress
         rerun = progress.rerun(rounds, terms.setting.rounds)
-        self._site_ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
+        self._ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
         return self._keep(replace(progress, repeats=repeats))
 
     def _affordable_repeats(self, terms: Terms, progress: Progress, count: int, rounds: range) -> int:
-        assert self._site_ledger is not None
         rerun = progress.rerun(rounds, terms.setting.rounds)
-        return self._site_ledger.affordable_repeats(
-            terms.settings.algorithm, terms.charged, rerun, count, self._records
-        )
+        return self._ledger.affordable_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -435,6 +429,11 @@ class Site:
         return Payload(_repeated(message) | extras, {"update": update[0]})
 
     @property
+    def _ledger(self) -> SiteLedger:
+        assert self._site_ledger is not None
+        return self._site_ledger
+
+    @property
     def _records(self) -> int:
         assert self._dataset is not None
         return len(self._dataset.train_y)
@@ -458,10 +457,9 @@ class Site:
         return Progress.read(self.owner.folder).of(terms, first)
 
     def _keep(self, progress: Progress) -> Progress:
-        assert self._site_ledger is not None
         furthest = max(progress.furthest, progress.next)
         progress = replace(progress, records=self._records, furthest=furthest)
-        progress.write(self.owner.folder, self._site_ledger.head)
+        progress.write(self.owner.folder, self._ledger.head)
         return progress
 
     def _refuse_cut(self, ledger: Path) -> None:
