@@ -173,7 +173,7 @@ def _resumed_settings(run: Path, data: Any, model: Any, algorithm: Any) -> Confi
         if isinstance(value, str | Mapping):
             raise ConfigError(f"a resumed run keeps its own configuration: leave out {key}={value!r}")
     if not (run / "config.toml").is_file():
-        raise RunError(f"{run} is not a run folder: it has no config.toml")
+        raise RunError(f"{run} is not a run folder: it has no config.toml; `shoal runs list` lists them")
     if not (run / FILE).is_file():
         raise LedgerError(
             f"{run / FILE} is missing, so nothing can be proven for this run; put it back, or start a new one"

@@ -250,22 +250,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def read_result(path: Path) -> dict[str, Any] | None:
     """The result.json in a run's folder; None where there is none that can be read."""
-    path = path / RESULT
-    try:
-        read = current(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
-    except (OSError, ValueError):
-        return None
-    return read if isinstance(read, dict) and isinstance(read.get("rounds"), int) else None
+    read = _read_json(path / RESULT)
+    return read if isinstance(read.get("rounds"), int) else None
 
 
 def _read_audit(path: Path) -> list[dict[str, Any]]:
     """The rows of `shoal audit --run`, one a claim."""
+    rows = _read_json(path).get("rows")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none that can be read."""
     try:
         read = current(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
     except (OSError, ValueError):
-        return []
-    rows = read.get("rows") if isinstance(read, dict) else None
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _read_environment(path: Path) -> list[tuple[str, str]]:
