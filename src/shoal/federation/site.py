@@ -163,7 +163,7 @@ class Site:
         self._refuse_restored(terms, message.number("charged") if "charged" in message.values else first, said)
         if self._terms is None:
             self._accept(terms, new=self._kept_progress().get("terms") != terms.digest)
-            kept = {release.KEY: release.TERMS, "terms": terms.text}
+            kept = {release.KEY: terms.label, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"

@@ -107,10 +107,17 @@ class Terms:
             if count < 1:
                 raise InvalidMessage(f"the terms' {name} must be >= 1, got {count}")
 
+    @property
+    def label(self) -> str:
+        """Whether the terms may be released: not where their configuration may not be."""
+        settings, schema = self.settings, self.settings.schema
+        found = release.of_config(settings.random, schema is not None and bool(schema.unconfirmed))
+        return release.TERMS if found == release.CONFIG else found
+
     def to_toml(self) -> str:
         """The terms as a file for people, which `from_toml` reads back."""
         found = {key: value for key, value in json.loads(self.text).items() if value is not None and key != "config"}
-        lines = [f"# {release.KEY}: {release.TERMS}", f"# The terms of a federation, digest {self.digest}."]
+        lines = [f"# {release.KEY}: {self.label}", f"# The terms of a federation, digest {self.digest}."]
         lines += [f"{key} = {toml_word(value)}" for key, value in found.items()]
         return "\n".join([*lines, "", "# The whole configuration:", f"config = {_several_lines(self.config)}", ""])
 
