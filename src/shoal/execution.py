@@ -248,6 +248,7 @@ def _about_data(
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
+    about |= {} if dataset.known or dataset.features else {"arrays": True}
     if parts is None or (opened is not None and "data" not in opened):
         return about
     return about | digests(dataset, parts, folder.data_key(new=opened is None))
