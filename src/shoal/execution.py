@@ -161,7 +161,8 @@ def _begun(
         salt = secrets.token_hex(16)
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
-    facts |= {"init": True} if config.init is not None or passed else {}
+    own = passed or ":" in str(config.model)  # its code may load any weights
+    facts |= {"init": True} if config.init is not None or own else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:

@@ -45,8 +45,8 @@ COLUMNS = "ranges and categories of columns, which were read from the data, are 
 ARRAYS = "what the arrays were scaled or encoded by (means, categories) was not learnt from these data"
 """Added to all claims of a run on arrays, which do not show how they were made."""
 
-INITIAL = "the weights that training began with (init, or the model passed) were not learnt from these data"
-"""Added to all claims of a run that was given some: they are charged nothing."""
+INITIAL = "the weights that training began with (init, or those of your own model) were not learnt from these data"
+"""Added to all claims of a run that was given some, or code that may have loaded some: they are charged nothing."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
