@@ -168,6 +168,7 @@ def test_every_client_has_a_training_row(sizes: list[int], fraction: float) -> N
         ([(X, Y), (X[:, :1], Y)], {}, r"client 1: rows are float64 \(1,\)"),
         ([(X, Y), (X, Y[:3])], {}, "client 1: 20 rows but 3 labels"),
         ([(X, Y), (X, Y)], {"names": ["a"]}, "2 clients but 1 names"),
+        ([(X, Y), (X, Y)], {"names": ["a", "a "]}, "2 clients have the name 'a'"),
     ],
 )
 def test_clients_that_do_not_fit_are_refused(parts: list[Any], options: dict[str, Any], reason: str) -> None:
