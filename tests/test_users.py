@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shoal
@@ -14,7 +16,7 @@ from shoal.data import from_arrays
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, DataError
 from shoal.mechanisms.setting import Setting
-from shoal.prepare import prepare
+from shoal.prepare import dataset_of, prepare
 from shoal.report.certificate import _assumptions, certificate
 from shoal.report.proof import proof_of
 from shoal.training.budget import users_said
@@ -146,6 +148,16 @@ def test_rows_without_a_user_are_refused(tmp_path):
     path.write_text("age,died,hospital,patient\n1,0,h,p\n2,1,h,\n3,0,h,q\n")
     with pytest.raises(DataError, match="user column 'patient': 1 of 3 values are missing, first in data row 2"):
         prepare(configure(given(path)), None, None)
+
+
+def test_a_user_is_the_same_in_a_column_of_whole_numbers_and_in_one_of_floats(tmp_path):
+    number = 12_345_678_901  # from 1e10 on Arrow writes a float with an exponent
+    columns = {"age": [1.0] * 10, "died": [0, 1] * 5, "hospital": ["h"] * 10}
+    columns |= {"sender": [number, 2] * 5, "receiver": pa.array([None, float(number)] * 5)}
+    pq.write_table(pa.table(columns), tmp_path / "calls.parquet")
+    settings = given(tmp_path / "calls.parquet", schema=SCHEMA | {"user_column": ["sender", "receiver"]})
+    users = dataset_of(configure(settings), None).users
+    assert len(np.unique(users[users >= 0])) == 2
 
 
 def of_users(*users, most):

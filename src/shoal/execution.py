@@ -161,7 +161,8 @@ def _begun(
         salt = secrets.token_hex(16)
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
-    facts |= {"init": True} if config.init is not None or passed else {}
+    own = passed or ":" in str(config.model)  # its code may load any weights
+    facts |= {"init": True} if config.init is not None or own else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
@@ -248,6 +249,7 @@ def _about_data(
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
+    about |= {} if dataset.known or dataset.features else {"arrays": True}
     if parts is None or (opened is not None and "data" not in opened):
         return about
     return about | digests(dataset, parts, folder.data_key(new=opened is None))

@@ -491,7 +491,7 @@ def test_many_rounds_between_checkpoints_are_charged_together_and_cost_the_same(
     assert one.proven == many.proven
     assert same_tensors(one.model, many.model)
     assert (many.run / "ledger.jsonl").read_text().count('"intent"') == 1
-    assert len((many.run / "ledger.jsonl").read_text()) < 5000
+    assert len((many.run / "ledger.jsonl").read_text()) < len((one.run / "ledger.jsonl").read_text()) / 2
 
 
 def test_ctrl_c_before_the_first_round_says_that_it_stopped(monkeypatch, capsys):

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.accounting.claims import ARRAYS
 from shoal.cli.main import main
 from shoal.config import configure
 from shoal.prepare import prepare
+from shoal.report.certificate import certificate
 from shoal.report.run_page import write_report
 from shoal.report.run_reader import read_run
 
@@ -230,3 +232,14 @@ def test_where_every_record_costs_the_same_nothing_is_shown_by_client(tmp_path, 
     result = shoal.run(given | {"clients.sampling": "all"} | changes, data=data, runs=tmp_path)
     assert "by_client" not in json.loads((result.run / "result.json").read_text())
     assert 'id="by-client"' not in (result.run / "report.html").read_text()
+
+
+def test_claims_on_arrays_say_that_they_were_not_made_by_what_these_data_taught(tmp_path):
+    """A table's flags are lost where its arrays are passed on, and a mean of private columns leaves no trace."""
+    loaded = shoal.load(table(tmp_path / "mine.csv"), classes=["0", "1"])
+    again = shoal.from_arrays(loaded.train_x, loaded.train_y, classes=["0", "1"])
+    for data, said in ((loaded, False), (again, True)):
+        result = shoal.run(RECORD_LEVEL, data=data, runs=tmp_path / "runs")
+        (claim,) = {each["because"] for each in proven(result, "record")}
+        assert (ARRAYS in claim) == said
+        assert (ARRAYS in certificate(result.run)["assumptions"]) == said

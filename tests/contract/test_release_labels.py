@@ -196,3 +196,24 @@ def test_what_a_site_keeps_says_so_and_is_still_read(tmp_path):
     path = tmp_path / "site-0" / "terms.json"
     path.write_text(json.loads(path.read_text())["terms"])
     assert grid.sites[100]._kept_terms().run == result.run.name, "as it was written before"
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({}, release.TERMS),
+        ({"federation.seeded": True}, release.SEED),
+        ({"schema.unconfirmed": ["age"]}, release.FROM_DATA),
+    ],
+)
+def test_terms_are_no_more_for_release_than_the_configuration_in_them(tmp_path, changes, label):
+    pytest.importorskip("flwr", reason="needs the extra 'deploy'")
+    from shoal.federation.federated_run import planned_terms
+
+    (tmp_path / "own.csv").write_text("age,label\n" + "".join(f"{k},{k % 2}\n" for k in range(20)))
+    given = PRIVATE | {"data.name": str(tmp_path / "own.csv"), "data.clients": 4, "model": "linear"}
+    given |= {"schema.label": "label", "schema.classes": [0, 1]}
+    given |= {"schema.columns": {"age": {"kind": "number", "range": [0, 20], "missing": 5}}}
+    terms = planned_terms(given | changes)
+    assert terms.label == label
+    assert terms.to_toml().startswith(f"# release: {label}\n")

@@ -168,6 +168,7 @@ def test_every_client_has_a_training_row(sizes: list[int], fraction: float) -> N
         ([(X, Y), (X[:, :1], Y)], {}, r"client 1: rows are float64 \(1,\)"),
         ([(X, Y), (X, Y[:3])], {}, "client 1: 20 rows but 3 labels"),
         ([(X, Y), (X, Y)], {"names": ["a"]}, "2 clients but 1 names"),
+        ([(X, Y), (X, Y)], {"names": ["a", "a "]}, "2 clients have the name 'a'"),
     ],
 )
 def test_clients_that_do_not_fit_are_refused(parts: list[Any], options: dict[str, Any], reason: str) -> None:
@@ -357,3 +358,21 @@ def test_an_accent_typed_in_two_ways_makes_no_second_client_or_user() -> None:
     assert data.owner_names == ("Genf", "Z\u00fcrich")
     assert data.users is not None
     assert len(np.unique(data.users)) == 2
+
+
+@pytest.mark.parametrize("ways", [["7", "7.0"], ["north", " north "], ["True", "true"], [7.0, "7"]])
+def test_a_name_written_in_two_ways_makes_no_second_client_or_user(ways: list[Any]) -> None:
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
+    data = from_arrays(x, y, client=ways * 4, user=ways * 4)
+    assert len(data.owner_names) == 1
+    assert data.users is not None
+    assert len(np.unique(data.users)) == 1
+
+
+def test_users_may_have_negative_numbers() -> None:
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
+    data = from_arrays(x, y, user=np.array([[-5, 3], [-5, -1]] * 4))  # -1: it has no second one
+    assert data.users is not None
+    assert len(np.unique(data.users[:, 0])) == 1
+    assert (data.users[:, 0] >= 0).all()
+    assert (data.users[:, 1] < 0).any()

@@ -12,7 +12,10 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.accounting import accountants
 from shoal.accounting.events import Repeat, SampledUser
 from shoal.algorithms import algorithm
+from shoal.config import configure, to_toml
+from shoal.errors import ConfigError
 from shoal.federation.consent import Refused, Requirements, SiteLedger
+from shoal.federation.federated_run import planned_terms
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -124,3 +127,20 @@ def test_the_owner_reads_what_the_claims_for_users_rest_on(tmp_path):
     site.answer(TERMS, Payload({"terms": asked(grid, TERMS).values["terms"], "round": 0}))
     site.close()
     assert any("rest on it: no user is at two clients" in line for line in said)
+
+
+def test_no_site_leaves_out_records_by_users_whom_the_terms_do_not_name(tmp_path):
+    """Whose a record is would then decide which others are used, and claims for records would not know."""
+    x, y, users = np.zeros((60, 2), np.float32), np.arange(60) % 2, np.arange(60) % 6
+    np.savez(tmp_path / "own.npz", x=x, y=y, user=users, classes=["0", "1"])
+    given = settings("fed-cdp-private", clients__sampling="all", data__name=str(tmp_path / "own.npz"))
+    given = {key: value for key, value in given.items() if key != "clients.cohort"}
+    with pytest.raises(ConfigError, match="the federation names no users"):
+        planned_terms(given | {"records.max_per_user": 4})
+    terms = planned_terms(given)
+    capped = to_toml(configure(given | {"records.max_per_user": 4}))
+    for config, refused in ((terms.config, False), (capped, True)):
+        site = Site(Owner("own", tmp_path / str(refused), reader(str(tmp_path / "own.npz"))))
+        answer = site.answer(TERMS, Payload({"terms": replace(terms, config=config).text, "round": 0}))
+        site.close()
+        assert ("the federation names no users" in str(answer.values.get("refused"))) == refused

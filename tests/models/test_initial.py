@@ -171,7 +171,15 @@ def test_data_and_weights_that_were_moved_are_known_in_the_new_folder(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_run_with_a_model_that_was_passed_says_that_its_weights_were_not_learnt_from_the_data(model, tmp_path):
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_with_your_own_model_says_that_its_weights_were_not_learnt_from_the_data(
+    model, tmp_path, monkeypatch, named
+):
+    """Code that is imported by its name may load the weights of a run as well."""
+    lines = ["from torch import nn", "class Net(nn.Sequential):", "    def __init__(self):"]
+    lines.append("        super().__init__(nn.Flatten(), nn.Linear(64, 10))")
+    (tmp_path / "own_net.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
     keys = {"algorithm": "trusted-curator", "rounds": 1, "data.clients": 4, "clients.sampling": "all"}
-    result = shoal.run(keys, model=model, runs=tmp_path)
+    result = shoal.run(keys, model="own_net:Net" if named else model, runs=tmp_path)
     assert [INITIAL in claim["because"] for claim in result.proven if claim["epsilon"] is not None] == [True, True]

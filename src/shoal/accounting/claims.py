@@ -42,8 +42,11 @@ CLASSES = "the names of the classes, which were read from the labels, are public
 COLUMNS = "ranges and categories of columns, which were read from the data, are public"
 """The same where nobody gave, or confirmed, those: the only record of a category shows in the model's inputs."""
 
-INITIAL = "the weights that training began with (init, or the model passed) were not learnt from these data"
-"""Added to all claims of a run that was given some: they are charged nothing."""
+ARRAYS = "what the arrays were scaled or encoded by (means, categories) was not learnt from these data"
+"""Added to all claims of a run on arrays, which do not show how they were made."""
+
+INITIAL = "the weights that training began with (init, or those of your own model) were not learnt from these data"
+"""Added to all claims of a run that was given some, or code that may have loaded some: they are charged nothing."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -200,8 +203,8 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
 
 
 def assumed_public(facts: Mapping[str, Any]) -> list[str]:
-    """What a claim assumes to be public, by the first line of a ledger: what was read from the data, and `init`."""
-    assumed = (("read_classes", CLASSES), ("read_columns", COLUMNS), ("init", INITIAL))
+    """What a claim assumes, by the first line of a ledger: of what was read from the data, of arrays, of `init`."""
+    assumed = (("read_classes", CLASSES), ("read_columns", COLUMNS), ("arrays", ARRAYS), ("init", INITIAL))
     return [words for key, words in assumed if facts.get(key)]
 
 

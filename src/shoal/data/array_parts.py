@@ -7,13 +7,13 @@ constants that are public. Which classes and clients there are counts as public.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.data.columns import plain
 from shoal.data.dataset import NOT_FINITE, first_bad_row
 from shoal.data.scaling import check_scale
 from shoal.data.split import held_out
@@ -180,29 +180,29 @@ def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[s
         raise DataError(f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows")
     if array.dtype.kind not in "iuU":
         raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
-    found, codes = np.unique(_composed(array), return_inverse=True)
+    found, codes = np.unique(_plain(array), return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in found)
 
 
-def _composed(array: np.ndarray) -> np.ndarray:
-    """Names with accents as parts of their letters (NFC): one client or user, however the accent was typed."""
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Names as tables with a schema have them: one client or user, however it was written."""
     if array.dtype.kind != "U" or not array.size:
         return array
     found, codes = np.unique(array, return_inverse=True)
-    names = np.array([unicodedata.normalize("NFC", name) for name in found])
+    names = np.array([plain(name) for name in found])
     return names[codes.reshape(array.shape)]
 
 
 def users_of(user: Array, rows: int, where: str) -> np.ndarray:
     """The users of each row, numbered from 0, [N, U]; -1 where a row has fewer ('' or -1), or names one twice."""
-    array = _composed(array_of(user, f"{where}, user"))
+    array = _plain(array_of(user, f"{where}, user"))
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iuU":
         raise DataError(
             f"{where}: user is {array.dtype} {array.shape}, expected whole numbers or text, one or more for each of "
             f"{rows} rows"
         )
-    absent = array == "" if array.dtype.kind == "U" else array < 0
+    absent = array == ("" if array.dtype.kind == "U" else -1)
     codes: np.ndarray = np.unique(array, return_inverse=True)[1].reshape(array.shape).astype(np.int64)
     for column in range(1, codes.shape[1]):
         absent[:, column] |= (codes[:, :column] == codes[:, [column]]).any(axis=1)

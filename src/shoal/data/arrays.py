@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from shoal.data.array_parts import (
     targets_of,
     users_of,
 )
+from shoal.data.columns import plain
 from shoal.data.dataset import Dataset
 from shoal.data.readers import read_npy, read_npz
 from shoal.data.scaling import STANDARD
@@ -318,7 +320,11 @@ def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
         raise DataError(
             f"data '{dataset.name}': {len(names)} client names need clients numbered 0 to {len(names) - 1}"
         )
-    return replace(dataset, owner_names=tuple(map(str, names)))
+    found = tuple(map(plain, names))
+    name, times = Counter(found).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"data '{dataset.name}': {times} clients have the name '{name}'; join their rows")
+    return replace(dataset, owner_names=found)
 
 
 def _of_client(value: Array, ragged: bool, where: str) -> Array:

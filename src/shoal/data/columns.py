@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import ClassVar
 
 import numpy as np
@@ -177,9 +178,11 @@ KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category,
 def plain(value: object) -> str:
     """A category, class or owner as text, as different tables write the same: 1.0 is '1', True 'true', ' F ' 'F'.
 
-    An accent is part of its letter (NFC), however it was typed.
+    An accent is part of its letter (NFC), however it was typed. A whole number stored as a float is written in full.
     """
     text = unicodedata.normalize("NFC", str(value)).strip()
+    if re.fullmatch(r"-?\d(\.\d+)?e\+\d\d", text, re.ASCII):  # as Arrow writes floats from 1e10
+        text = format(Decimal(text), "f")
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text

@@ -150,7 +150,7 @@ class Site:
         new = Progress.read(self.owner.folder).terms != terms.digest
         if self._terms is None:
             self._accept(terms, new)
-            kept = {release.KEY: release.TERMS, "terms": terms.text}
+            kept = {release.KEY: terms.label, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
             about = f", schema {terms.schema[:12]}" if terms.schema else ""
             words = f"{terms.settings.algorithm.name}, {terms.setting.rounds} rounds{about}"

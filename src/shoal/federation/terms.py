@@ -107,10 +107,17 @@ class Terms:
             if count < 1:
                 raise InvalidMessage(f"the terms' {name} must be >= 1, got {count}")
 
+    @property
+    def label(self) -> str:
+        """Whether the terms may be released: not where their configuration may not be."""
+        settings, schema = self.settings, self.settings.schema
+        found = release.of_config(settings.random, schema is not None and bool(schema.unconfirmed))
+        return release.TERMS if found == release.CONFIG else found
+
     def to_toml(self) -> str:
         """The terms as a file for people, which `from_toml` reads back."""
         found = {key: value for key, value in json.loads(self.text).items() if value is not None and key != "config"}
-        lines = [f"# {release.KEY}: {release.TERMS}", f"# The terms of a federation, digest {self.digest}."]
+        lines = [f"# {release.KEY}: {self.label}", f"# The terms of a federation, digest {self.digest}."]
         lines += [f"{key} = {toml_word(value)}" for key, value in found.items()]
         return "\n".join([*lines, "", "# The whole configuration:", f"config = {_several_lines(self.config)}", ""])
 
@@ -202,11 +209,19 @@ def frozen_digest(module: nn.Module, layout: Layout) -> str:
 
 
 def population(config: Config) -> Population:
-    """Return the public facts about the sites: how many there are and, where configured, the range of their sizes."""
-    section = config.federation
+    """Return the public facts about the sites: how many there are and, where configured, the range of their sizes.
+
+    Raises:
+        ConfigError: Sites would leave out records by users of whom no claim knows.
+    """
+    section, most = config.federation, config.algorithm.records.max_per_user
     sizes = {size for size in (section.min_records, section.max_records) if size is not None}
     failure = graph_failure(config.algorithm, section, Setting(config.data.clients, config.rounds))
     sites, users = config.data.clients, 0 if config.schema is None else len(config.schema.users)
+    if most is not None and not users:
+        raise ConfigError(
+            f"records.max_per_user is {most}, but the federation names no users: set schema.user_column"
+        )
     return Population(
         sites, tuple(sorted(sizes)), all_answer=False, bounds=True, graph_failure=failure, user_columns=users,
         clients_per_user=min(section.max_sites_per_user or sites, sites) if users else 1,
