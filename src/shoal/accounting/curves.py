@@ -42,8 +42,8 @@ class Pair:
 def gaussian(shift: float) -> Pair:
     """N(shift, 1) against N(0, 1) (Balle & Wang 2018), to a relative 1e-9 as far as delta is above 1e-300.
 
-    With a = shift/2 - epsilon/shift it is e^(-a^2/2) (r(-a) - r(shift - a)) / 2, where r(x) = erfcx(x / sqrt 2). For a
-    small shift the difference is the integral of -r', which is convex: the trapezoid over it is an upper bound.
+    With a = shift/2 - epsilon/shift it is e^(-a^2/2) (r(-a) - r(shift - a)) / 2, where r(x) = erfcx(x / sqrt 2). For
+    a small shift the difference is the integral of -r', which is convex: the trapezoid over it is an upper bound.
     """
     from scipy.special import erfcx, ndtr
 
@@ -226,13 +226,13 @@ def multiples(step: float, low: float, high: float) -> Array:
 
     np.arange(low, high, step) has (low + step) - low between them, which has lost digits of the step.
     """
-    found: Array = step * np.arange(math.floor(low / step), math.ceil(high / step) + 1)
+    found: Array = step * np.arange(math.floor(low / step), math.ceil(high / step) + 1, dtype=np.float64)
     return found
 
 
 @lru_cache(maxsize=1024)
 def log_binomials(n: int, most: int) -> Array:
-    """log C(n, k) for k = 0 to `most`, of whole numbers: differences of log-gamma functions lose digits of n log n."""
+    """log C(n, k) for k = 0 to `most`, of whole numbers: a difference of log-gammas loses the digits of n log n."""
     found, chosen = np.zeros(most + 1), 1
     for k in range(most):
         chosen = chosen * (n - k) // (k + 1)
@@ -244,7 +244,8 @@ def log_binomials(n: int, most: int) -> Array:
 def log_binomial_law(n: int, rate: float, most: int) -> Array:
     """log of the probabilities of 0 to `most` of n that each come with this rate."""
     k = np.arange(most + 1)
-    return log_binomials(n, most) + k * math.log(rate) + (n - k) * math.log1p(-rate)
+    found: Array = log_binomials(n, most) + k * math.log(rate) + (n - k) * math.log1p(-rate)
+    return found
 
 
 def variance(pair: Pair, furthest: float) -> float:

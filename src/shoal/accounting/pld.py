@@ -58,7 +58,7 @@ class Profile:
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at this delta; infinite where delta is too small for this computation."""
-        if self.variation + self.rounding <= delta:
+        if self.variation <= delta:
             return 0.0
         if self.shift:
             return curves.reach(curves.gaussian(self.shift).forward, delta * (1 - _GAUSSIAN), 1e300)
@@ -71,9 +71,9 @@ class Profile:
         if self.shift:
             return min(float(curves.gaussian(self.shift).forward(np.array([epsilon]))[0]) * (1 + _GAUSSIAN), 1.0)
         if self.distribution is None:
-            return min(self.variation + self.rounding, 1.0)
+            return self.variation
         found = float(self.distribution.get_delta_for_epsilon(epsilon)) + self.rounding
-        return min(found, self.variation + self.rounding, 1.0)
+        return min(found, self.variation, 1.0)
 
 
 def profile(counts: Mapping[Leaf, int], adjacency: Adjacency) -> Profile:
