@@ -153,6 +153,10 @@ def test_the_most_that_an_epsilon_allows_is_reached_by_randomised_response():
     assert most == pytest.approx([0.0, truth, 1.0])
 
 
+def test_the_most_that_is_allowed_names_its_epsilon_rounded_up():
+    assert Allowed.by(Gaussian(0.6), 1e-5).row()["attack"] == "most at epsilon 8.01"  # of 8.0037
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.5, 1.0, 4.0])
 def test_the_most_that_a_gaussian_allows_is_its_own_trade_off_and_never_less(noise):

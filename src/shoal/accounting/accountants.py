@@ -8,6 +8,7 @@ refused; an unbounded one gives a reason instead of a figure.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -138,10 +139,11 @@ def _delta(counts: Mapping[Leaf, int], epsilon: float, accountant: str, adjacenc
     counts, distance = without_sampler(counts)
     sampler = taken(epsilon, distance)
     figures = _figures(counts, accountant, adjacency, orders)
-    found = figures.delta(epsilon)
+    least = sys.float_info.min if counts else 0.0  # an underflow is no proof of delta 0
+    found = max(figures.delta(epsilon), least)
     if accountant == "pld" and found < _FAINT and (spent := _rdp_or_none(counts, adjacency)) is not None:
         said = "so small a delta is below what PLD resolves here, so RDP answers"
-        by_rdp = spent.delta(epsilon)
+        by_rdp = max(spent.delta(epsilon), least)
         if by_rdp < found:
             return Answer(epsilon, min(1.0, by_rdp + sampler), "rdp", True, said, sampler)
     flaw = figures.flaw(found) if 0 < found < 1 else None

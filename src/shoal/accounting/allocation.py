@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from shoal.accounting import curves
-from shoal.accounting.curves import Array, Pair
+from shoal.accounting.curves import Array, Pair, multiples
 from shoal.accounting.events import Allocated
 
 _NODES = 1200
@@ -250,7 +250,7 @@ def _inverse_moments(rounds: Sequence[tuple[float, int]], powers: Array) -> Arra
     from scipy.special import gammaln
 
     total, step = sum(count for _, count in rounds), 0.04
-    x = np.arange(-30.0, 90.0, step) + math.log(total)
+    x = multiples(step, -30.0, 90.0) + math.log(total)
     log_phi = sum(count * _log_laplace(noise, x - math.log(total)) for noise, count in rounds)
     exponents = powers[:, None] * x + log_phi
     inside = np.logaddexp.reduce(exponents, axis=1) + math.log(step)
@@ -264,7 +264,7 @@ def _log_laplace(noise: float, log_v: Array) -> Array:
 
     peak = -noise * wrightomega(log_v - 0.5 / noise**2 - 2 * math.log(noise))
     step = min(0.25, noise / 4)
-    z = peak[:, None] + np.arange(-9.0, 9.0, step)
+    z = peak[:, None] + multiples(step, -9.0, 9.0)
     exponents = -(z**2) / 2 - np.exp(np.minimum(log_v[:, None] + z / noise - 0.5 / noise**2, _FURTHEST))
     found: Array = np.logaddexp.reduce(exponents, axis=1) + math.log(step / math.sqrt(2 * math.pi))
     return found

@@ -27,7 +27,9 @@ Counts: TypeAlias = tuple[tuple[Leaf, int], ...]
 
 _TAIL = 1e-16  # mass that may go to infinity over the whole composition
 _ROUNDING = 1e-15  # what the FFT may lose for each composition, measured against closed forms
+_GAUSSIAN = 1e-9  # relative, what the closed form of a Gaussian's divergence may lose
 _POINTS_A_STEP = 80  # grid points in one standard deviation of the loss of a step: an error of about 2e-5
+_FURTHEST = 1e12  # losses beyond this are taken for infinite
 _COARSEST = 0.05  # connect-the-dots keeps the mean of e^-loss: coarser grids shift the loss itself
 _MOST_POINTS = 1_000_000  # in one distribution, and three times this in the composed one
 _BINS = {Sampled: 100, SampledUser: 100, TwoLevel: 24}  # of noise, for schedules
@@ -59,9 +61,7 @@ class Profile:
         if self.variation <= delta:
             return 0.0
         if self.shift:
-            from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
-            return float(get_epsilon_gaussian(1 / self.shift, delta))
+            return curves.reach(curves.gaussian(self.shift).forward, delta * (1 - _GAUSSIAN), 1e300)
         if self.distribution is None or delta < 2 * self.rounding:
             return math.inf
         return max(_least_epsilon(half, delta - self.rounding) for half in _halves(self.distribution))
@@ -69,7 +69,7 @@ class Profile:
     def delta(self, epsilon: float) -> float:
         """The least delta at this epsilon."""
         if self.shift:
-            return float(curves.gaussian(self.shift).forward(np.array([epsilon]))[0])
+            return min(float(curves.gaussian(self.shift).forward(np.array([epsilon]))[0]) * (1 + _GAUSSIAN), 1.0)
         if self.distribution is None:
             return self.variation
         found = float(self.distribution.get_delta_for_epsilon(epsilon)) + self.rounding
@@ -100,15 +100,22 @@ def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
     if shift:
         pairs.append((curves.gaussian(shift), 1))
     variation = sum(n * float(pair.forward(np.zeros(1))[0]) for pair, n in pairs)
-    if not sampled or variation <= _TAIL:
-        return Profile(0.0 if sampled else shift, None, variation, 0.0)
-    steps = sum(n for _, n in pairs) + sum(
-        n * leaf.client_rate * leaf.local_steps for leaf, n in sampled if isinstance(leaf, TwoLevel)
-    )
-    steps += sum(
-        2 * n * leaf.length.bit_length() for leaf, n in sampled if isinstance(leaf, Allocated)
-    )  # sums of laws
-    return Profile(0.0, _compose(pairs), variation, _ROUNDING * max(steps, 10))
+    if not sampled:
+        return Profile(shift, None, variation * (1 + _GAUSSIAN), 0.0)
+    rounding = _ROUNDING * max(sum(n for _, n in pairs) + sum(n * _steps_inside(leaf) for leaf, n in sampled), 10)
+    return Profile(0.0, None if variation <= _TAIL else _compose(pairs), variation, rounding)
+
+
+def _steps_inside(leaf: Leaf) -> float:
+    """The compositions within one event, as often as they count."""
+    match leaf:
+        case TwoLevel(rate):
+            return rate * leaf.local_steps
+        case Sampled(_, rate, inner) if not isinstance(inner, Gaussian):
+            return rate * sum(n * (1 + _steps_inside(each)) for each, n in leaves(inner).items())
+        case Allocated():
+            return 2 * leaf.length.bit_length()  # sums of laws
+    return 0.0
 
 
 def _pair(leaf: Leaf, adjacency: Adjacency) -> Pair:
@@ -202,8 +209,8 @@ def _compose(pairs: Sequence[tuple[Pair, int]]) -> Any:
     total = sum(n for _, n in pairs)
     reaches = [
         (
-            curves.reach(pair.forward, _TAIL / total, pair.end_forward),
-            curves.reach(pair.backward, _TAIL / total, pair.end_backward),
+            curves.reach(pair.forward, _TAIL / total, min(pair.end_forward, _FURTHEST)),
+            curves.reach(pair.backward, _TAIL / total, min(pair.end_backward, _FURTHEST)),
         )
         for pair, _ in pairs
     ]

@@ -14,10 +14,9 @@ from functools import lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.accounting import allocation
-from shoal.accounting.curves import Array
+from shoal.accounting.curves import Array, log_binomial_law, log_binomials, multiples
 from shoal.accounting.events import Allocated, Event, Gaussian, Leaf, Sampled, SampledUser, TwoLevel, Unbounded
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.sampler_error import epsilon_beside
@@ -139,7 +138,7 @@ def _chunk(rate: float, noises: Array, orders: Orders) -> Array:
 def _whole_order(rate: float, noises: Array, order: int) -> Array:
     """log sum_k C(order, k) rate^k (1 - rate)^(order - k) e^(k (k - 1) / 2 noise^2) / (order - 1)."""
     k = np.arange(order + 1)
-    return _log_sum(_log_binomial_law(order, rate) + (k * (k - 1) / 2) * noises[:, None] ** -2) / (order - 1)
+    return _log_sum(log_binomial_law(order, rate, order) + (k * (k - 1) / 2) * noises[:, None] ** -2) / (order - 1)
 
 
 def _broken_orders(rate: float, noise: float, orders: list[float]) -> Array:
@@ -147,7 +146,7 @@ def _broken_orders(rate: float, noise: float, orders: list[float]) -> Array:
     if noise < _LEAST_NOISE:
         return _by_library(rate, noise, orders)
     step = min(0.25, noise / 2)
-    y = np.arange(-12.0, max(orders) / noise + 12.0, step)
+    y = multiples(step, -12.0, max(orders) / noise + 12.0)
     log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + y / noise - 0.5 / noise**2)
     alpha = np.array(orders)
     exponent = alpha[:, None] * log_ratio - y**2 / 2
@@ -171,7 +170,7 @@ def _poisson_replaced(rate: float, noise: float, orders: Orders) -> Array:
     where the integrand is largest at a rate near 1.
     """
     alpha, step = np.array(orders), min(0.25, noise / 2)
-    y = np.arange(-12.0, 2 * alpha.max() / noise + 12.0, step)
+    y = multiples(step, -12.0, 2 * alpha.max() / noise + 12.0)
     one, other = (
         np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + sign * y / noise - 0.5 / noise**2)
         for sign in (1, -1)
@@ -193,9 +192,9 @@ def _user_sampled(rate: float, records: int, noise: float, orders: Orders) -> Ar
     step = min(0.25, noise / 2)
     furthest = max((order for order in orders if order * records / noise <= _MOST_SHIFT), default=0.0)
     lowest = -12.0 - math.sqrt(-2 * max(furthest - 1, 0.0) * records * math.log1p(-rate))
-    y = np.arange(lowest, furthest * records / noise + 12.0, step)
+    y = multiples(step, lowest, furthest * records / noise + 12.0)
     log_ratio = np.full(y.size, -np.inf)
-    for k, weight in zip(j, _log_binomial_law(records, rate), strict=True):
+    for k, weight in zip(j, log_binomial_law(records, rate, records), strict=True):
         log_ratio = np.logaddexp(log_ratio, weight + k * y / noise - 0.5 * (k / noise) ** 2)
     log_density = math.log(step / math.sqrt(2 * math.pi)) - y**2 / 2
     for place, order in enumerate(orders):
@@ -216,7 +215,7 @@ def _without_replacement(rate: float, noise: float, orders: Orders) -> Array:
     at = {1: 0.0}
     for n in whole:
         j = np.arange(2, n + 1)
-        terms = _log_binomial(n, j) + j * math.log(rate) + ternary[2 : n + 1]
+        terms = log_binomials(n, n)[2:] + j * math.log(rate) + ternary[2 : n + 1]
         at[n] = float(np.logaddexp(0.0, _log_sum(terms)))
     chords = []
     for order in orders:
@@ -234,7 +233,7 @@ def _log_ternary(noise: float, most: int) -> Array:
         return bound
     even = np.arange(2, min(most, _MOST_MOMENT) + 2, 2)
     step = min(0.25, noise / 2)
-    loss = np.arange(-12.0, even[-1] / noise + 12.0, step) / noise - 0.5 / noise**2
+    loss = multiples(step, -12.0, even[-1] / noise + 12.0) / noise - 0.5 / noise**2
     with np.errstate(divide="ignore"):
         log_distance = np.maximum(loss, 0.0) + np.log(-np.expm1(-np.abs(loss)))  # log |e^loss - 1|
     log_density = -((noise * loss + 0.5 / noise) ** 2) / 2 + math.log(step / math.sqrt(2 * math.pi))
@@ -254,25 +253,10 @@ def _amplified(rate: float, inside: Array, orders: Orders) -> Array:
         if order != int(order) or any(k not in at for k in range(2, int(order) + 1)):
             continue
         k = np.arange(2, int(order) + 1)
-        terms = _log_binomial(int(order), k) + k * math.log(rate) + (order - k) * math.log1p(-rate)
+        terms = log_binomials(int(order), int(order))[2:] + k * math.log(rate) + (order - k) * math.log1p(-rate)
         terms = terms + (k - 1) * np.array([at[int(i)] for i in k]) + np.where(k > 2, math.log(3), 0.0)
         none = (order - 1) * math.log1p(-rate) + math.log1p(order * rate - rate)
         found[place] = (max(float(_log_sum(np.append(terms, none))), 0.0) + _ROUNDING * order) / (order - 1)
-    return found
-
-
-def _log_binomial(n: int, k: npt.NDArray[np.int64]) -> Array:
-    from scipy.special import gammaln
-
-    found: Array = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _log_binomial_law(n: int, rate: float) -> Array:
-    """log of the probabilities of 0 to n of n that each come with this rate."""
-    k = np.arange(n + 1)
-    found: Array = _log_binomial(n, k) + k * math.log(rate) + (n - k) * math.log1p(-rate)
     return found
 
 

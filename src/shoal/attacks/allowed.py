@@ -16,6 +16,7 @@ import numpy as np
 from shoal.accounting import accountants
 from shoal.accounting.claims import Proven, nothing, prove
 from shoal.accounting.events import Event
+from shoal.accounting.rounding import up
 from shoal.accounting.theorems import Adjacency
 from shoal.errors import ConfigError
 
@@ -53,7 +54,7 @@ class Allowed:
         """The figures that the best attack allowed would have."""
         fpr, tpr = np.array(self.points).T
         return {
-            "attack": f"most at epsilon {self.claim.epsilon:.3g}",
+            "attack": f"most at epsilon {up(self.claim.epsilon or 0.0, 3)}",
             "advantage": float((tpr - fpr).max()),
             "auc": float(np.trapezoid(tpr, fpr)),
             "tpr_at_0_1_percent_fpr": self.tpr(0.001),
