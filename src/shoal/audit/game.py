@@ -85,8 +85,8 @@ def step_neighbours(case: Case, streams: Streams) -> tuple[Holder, Holder]:
     """Two clients' records: one record for its opposite; or, where the noise follows the data, one more of norm C."""
     clip = step_radius(case.record, streams)
     others = [Row(0.0, place) for place in range(1, BATCH)]
-    if case.unit == "user":  # zero-out
-        return [*of_unit(case, Row(0.0)), *others], [*of_unit(case, Row(FAR * clip)), *others]
+    if case.unit == "user":  # zero-out: a count would see gradients of 0
+        return others, [*of_unit(case, Row(FAR * clip)), *others]
     if case.kind == "proven":
         return [Row(0.999 * clip), *others], [Row(FAR * clip, sign=-1), *others]
     if case.record.per_step is not None and case.record.per_step.test is not None:  # one more decides what passes
