@@ -182,9 +182,30 @@ class HalfOfThem(AllClients):
         return np.flatnonzero(generator.random(clients) < 0.5)
 
 
+class Drawing:
+    """The same, of a class that is no scheme."""
+
+    draw = HalfOfThem.draw
+
+
+@dataclass(frozen=True)
+class Mixed(Drawing, AllClients):
+    """Draws as one base does, and is otherwise the other."""
+
+
+@dataclass(frozen=True)
+class Nominal(AllClients):
+    """Divides by more clients than there are, and so would be charged as if as many added their noise."""
+
+    def expected(self, t, total, clients):
+        """Ten times as many."""
+        return 10 * clients
+
+
 @pytest.mark.parametrize("unit", ["client", "record"])
-def test_a_scheme_that_draws_anew_does_not_inherit_that_the_amount_of_noise_hides_who_came(unit):
-    assert "reveals the cohort size" in why_not(replace(sdp(), clients=HalfOfThem()), unit)
+@pytest.mark.parametrize("scheme", [HalfOfThem, Mixed, Nominal])
+def test_a_scheme_that_draws_anew_does_not_inherit_that_the_amount_of_noise_hides_who_came(scheme, unit):
+    assert "reveals the cohort size" in why_not(replace(sdp(), clients=scheme()), unit)
 
 
 @pytest.mark.slow

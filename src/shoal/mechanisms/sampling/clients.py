@@ -59,7 +59,9 @@ class Clients(Scheme):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if {"draw", "take_part"} & vars(cls).keys() and "shows" not in vars(cls):
+        decides = {"draw", "take_part", "expected", "shows"}
+        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
+        if "shows" not in vars(first):
             cls.shows = Clients.shows  # type: ignore[method-assign]  # another's need not hold for it
 
     def __post_init__(self) -> None:
