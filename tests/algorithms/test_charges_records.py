@@ -310,6 +310,13 @@ def test_a_client_without_records_takes_no_steps_and_so_adds_no_noise():
     assert charged(replace(record, local=Local(steps=1)), "client", setting=some).rate == 0.25
 
 
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_clients_without_any_records_are_charged_as_if_they_took_a_step(observer):
+    record = cdp(clients=Clients("fixed-size", 25), records=Records("shuffled", 60), local=Local(epochs=1))
+    none, some = (charged(record, "client", observer, setting=replace(SETTING, sizes=(n,))) for n in (0, 60))
+    assert none == some
+
+
 THESIS = [(0.1, 100, 4.0, 635, 1e-3), (0.05, 1000, 4.0, 1740, 1e-5), (0.005, 10_000, 1.85, 15_000, 1e-5)]
 
 

@@ -263,13 +263,14 @@ class StepNoise(StepMechanism):
         steps = {round.steps or records.steps(size, round.epochs) for size in sizes or (1,)}
         if len(steps) > 1 or (round.by_size and len(sizes) != 1):
             return Unbounded("clients of different sizes add different amounts of noise, which reveal their sizes")
+        count = max(1, *steps)  # none where no client has records
         if observer != "release":
-            return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
+            return TwoLevel(rate, 1.0, count, z / most / 2, local="none")
         if round.clients.shows(rate):
             return HOW_MANY
         if not round.setting.all_answer:
             return WITH_ITS_NOISE
-        whole = Repeat(events.Gaussian(z / most), max(steps))
+        whole = Repeat(events.Gaussian(z / most), count)
         return round.clients.amplified(whole, rate, round.remembers)
 
 
