@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import Allocated, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import Allocated, Gaussian, Repeat, Sampled, TwoLevel, Unbounded
 from shoal.accounting.theorems import DRAWN, IN_SIGHT, TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
@@ -15,7 +16,7 @@ from shoal.algorithms.charges import PAIRS, calibrated, charges, event, proves, 
 from shoal.errors import ConfigError
 from shoal.mechanisms import gaussian
 from shoal.mechanisms.mechanism import ADJACENCIES
-from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.sampling import AllClients, Clients
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
 from shoal.mechanisms.update_clipping import Clip, MedianClip, NoisyClip, QuantileClip
@@ -161,11 +162,55 @@ def test_a_random_number_of_noises_proves_nothing_for_the_release():
     assert "reveals the cohort size" in why_not(sdp(sampling="poisson"), "record")
 
 
+def test_a_client_that_contributes_nothing_keeps_its_noise_also_where_everyone_takes_part():
+    """One reading of zero-out: 25 of 100 clients, 100 of 100, or all of them. Noise in steps is the client's own."""
+    assert charged(sdp(sampling="all")) == Gaussian(30.0) == charged(sdp(sampling="all"), "record")
+    everyone = replace(sdp(), clients=Clients("fixed-size", 100))
+    assert charged(everyone) == Sampled("fixed-size", 1.0, Gaussian(30.0))
+    in_steps = replace(algorithm("fed-cdp"), clients=Clients("all"))
+    noise = 6.0 / 5 / math.sqrt(SETTING.layers)
+    assert charged(in_steps, setting=replace(SETTING, sizes=(50,))) == Repeat(Gaussian(noise), 100)
+    assert "of empty batches too" in in_steps.per_step.assumes()[0]
+
+
+@dataclass(frozen=True)
+class HalfOfThem(AllClients):
+    """Draws other clients than the scheme from which it is derived."""
+
+    def draw(self, generator, t, total, clients):
+        """Each with probability 1/2."""
+        return np.flatnonzero(generator.random(clients) < 0.5)
+
+
+class Drawing:
+    """The same, of a class that is no scheme."""
+
+    draw = HalfOfThem.draw
+
+
+@dataclass(frozen=True)
+class Mixed(Drawing, AllClients):
+    """Draws as one base does, and is otherwise the other."""
+
+
+@dataclass(frozen=True)
+class Nominal(AllClients):
+    """Divides by more clients than there are, and so would be charged as if as many added their noise."""
+
+    def expected(self, t, total, clients):
+        """Ten times as many."""
+        return 10 * clients
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("scheme", [HalfOfThem, Mixed, Nominal])
+def test_a_scheme_that_draws_anew_does_not_inherit_that_the_amount_of_noise_hides_who_came(scheme, unit):
+    assert "reveals the cohort size" in why_not(replace(sdp(), clients=scheme()), unit)
+
+
 @pytest.mark.slow
-def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
+def test_a_client_that_took_its_noise_along_would_show():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
-    assert "reveals the cohort size" in why_not(sdp(sampling="all"))
-    assert charged(sdp(sampling="all"), "record") == Gaussian(3.0 * math.sqrt(100))
     random = Streams(0).generator("spread")
     guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
     wrong = guesses[:200].count(100) + guesses[200:].count(99)

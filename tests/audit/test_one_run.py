@@ -82,6 +82,15 @@ def test_the_final_model_shows_a_quarter_of_the_noise_too(clients):
 
 
 @pytest.mark.slow
+@pytest.mark.statistical(false_alarm=1e-8)
+def test_noise_of_all_clients_own_hides_what_each_holds_and_a_quarter_of_it_does_not():
+    own = next(cases(replace(algorithm("fed-sdp"), clients=Clients("all")), "client", epsilon=4.0))
+    right, broken = guessed(own), guessed(own, 0.25)
+    assert broken.p_value < one_run.FLAG < right.p_value
+    assert 0.5 < right.epsilon < 4 < broken.epsilon
+
+
+@pytest.mark.slow
 def test_where_all_come_in_every_round_of_independent_noise_the_final_model_shows_the_same(independent):
     scores, final = one_run._of_clients(whole(independent, Streams(0)), COINS)
     assert separation(scores) == pytest.approx(separation(final), rel=0.01)

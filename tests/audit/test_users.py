@@ -9,7 +9,8 @@ from shoal.audit.auditing import Effort, audit
 from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks
-from shoal.audit.game import play
+from shoal.audit.game import play, step_neighbours
+from shoal.audit.testbed import federation, silent, steps_of
 from shoal.random.streams import Streams
 
 FEW = Effort(step_trials=1000, canaries=200, pairs=0)
@@ -42,3 +43,11 @@ def test_contributions_are_flagged_where_they_are_not_capped():
 def test_a_method_without_a_cap_has_no_claim_for_users_to_audit():
     assert {case.unit for case in cases(algorithm("dp-sgd"))} == {"record"}
     assert {case.unit for case in cases(capped())} == {"record", "user"}
+
+
+def test_a_user_that_contributes_nothing_adds_nothing_to_a_count():
+    """Two records over the clip count -1/2 each; gradients of 0 would count 1/2 each, twice as far away."""
+    (case,) = cases(capped("quantile-record", 2), "user")
+    quiet = silent(case.record)
+    shares = steps_of(federation(quiet, step_neighbours(case, Streams(0)), 50, Streams(0)), quiet).extras
+    assert shares[0] - shares[1] == pytest.approx(2 * 0.5 / case.record.records.batch)

@@ -367,11 +367,22 @@ def test_a_word_of_shoal_is_never_taken_by_another_scheme(base):
     assert base.schemes == before
 
 
-@pytest.mark.parametrize("drawn", [np.array([[0, 0]]), np.array([[0, -1], [1, -1]])], ids=["twice", "one more step"])
-def test_a_scheme_draws_no_more_than_is_charged(drawn):
+@pytest.mark.parametrize(
+    ("drawn", "reason"),
+    [
+        ([[0, 0]], "a record more often than is charged"),
+        ([[0, -1], [1, -1]], "2 steps, and 1 are charged"),
+        ([], "0 steps, and 1 are charged"),
+        ([[0, 1, 2]], "3 records at once"),
+    ],
+    ids=["twice", "one step more", "one step less", "wider"],
+)
+def test_a_scheme_draws_what_is_charged(drawn, reason):
+    """A step less has less noise than the steps of others; a wider batch moves a client's sum further than `most`."""
+    drawn = np.array(drawn, dtype=np.int64).reshape(len(drawn), -1 if drawn else 2)
     sampler = altered(Records("shuffled", batch=2), drawn=lambda self, generator, records, steps: drawn)
     record = replace(cut(UPDATES), records=sampler, local=replace(cut(UPDATES).local, steps=1))
-    with pytest.raises(PluginError, match=r"drew (a record more often|more steps) than (is|are) charged"):
+    with pytest.raises(PluginError, match=f"drew {reason}"):
         run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
     padded = altered(sampler, drawn=lambda self, generator, records, steps: np.array([[-1, -1]]))
     run_round((sim := simulator(replace(record, records=padded))).cohort, sim.params, {}, RoundIndex(0, 4))

@@ -3,9 +3,9 @@
 Every accountant reads events through `counted`, which refuses what the table refuses; the documentation shows the
 same table. Shifts are in units of the clip: N(2) is a Gaussian whose mean moved by two clips.
 
-Adjacency. `zero-out`: the unit contributes nothing but still counts, and the sampling of all others is unchanged
-(Kairouz et al. 2021). `add-or-remove`: there is one unit more or fewer. `replace-one`: one unit is replaced by
-another.
+Adjacency. `zero-out`: the unit adds 0 to what gets the noise but still counts; that noise and the sampling of all
+others are unchanged (Kairouz et al. 2021). `add-or-remove`: there is one unit more or fewer. `replace-one`: one unit
+is replaced by another.
 """
 
 from __future__ import annotations

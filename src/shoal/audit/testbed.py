@@ -169,8 +169,17 @@ def silent(record: Algorithm) -> Algorithm:
     )
 
 
-def without(record: Algorithm, *gone: int) -> Algorithm:
-    """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
+def zeroed(record: Algorithm, clients: Sequence[Holder], *gone: int) -> tuple[Algorithm, list[Holder]]:
+    """The method, and what clients hold, where some contribute nothing (zero-out): sampling is as ever.
+
+    Where the noise is on the sum they are drawn and do not come: an adaptive clip would count even an empty update.
+    Where it is the clients' own it stays: they have no records, and take as many steps.
+    """
+    update = record.per_update
+    noise_in_steps = record.per_step is not None and record.per_round is None
+    if noise_in_steps or (update is not None and (update.draws_noise or update.sums_gradients)):
+        assert record.local.steps is not None, "a pass over no records has no steps, and so no noise"
+        return record, [[] if client in gone else held for client, held in enumerate(clients)]
     asked = "draw" if record.clients.separated else "take_part"  # as cohort_draw does
     drawn_by = getattr(type(record.clients), asked)
 
@@ -178,7 +187,7 @@ def without(record: Algorithm, *gone: int) -> Algorithm:
         drawn: np.ndarray = drawn_by(self, *given)
         return drawn[~np.isin(drawn, gone)]
 
-    return replace(record, clients=altered(record.clients, **{asked: those_who_come}))
+    return replace(record, clients=altered(record.clients, **{asked: those_who_come})), list(clients)
 
 
 @contextmanager

@@ -37,8 +37,8 @@ from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discret
 from shoal.random.streams import Keystream
 
 HOW_MANY = Unbounded(
-    "each update has its own noise, so the noise in the sum reveals the cohort size; a fixed-size cohort of fewer "
-    "than all clients would hide it"
+    "each update has its own noise, so the noise in the sum reveals the cohort size; clients.sampling=fixed-size "
+    "would hide it"
 )
 UNCAPPED = Unbounded("a user may have any number of records: set records.max_per_user")
 PRIVATE_OWNERSHIP = Unbounded(
@@ -260,16 +260,17 @@ class StepNoise(StepMechanism):
         if not sizes and (records.varies or round.steps is None):
             return Unbounded("clients' sizes are not known, nor how far all records of a client move a step")
         most = records.most(sizes)
-        steps = {round.steps or records.steps(max(1, size), round.epochs) for size in sizes or (1,)}
+        steps = {round.steps or records.steps(size, round.epochs) for size in sizes or (1,)}
         if len(steps) > 1 or (round.by_size and len(sizes) != 1):
             return Unbounded("clients of different sizes add different amounts of noise, which reveal their sizes")
+        count = max(1, *steps)  # none where no client has records
         if observer != "release":
-            return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
-        if round.clients.shows(rate, "client"):
+            return TwoLevel(rate, 1.0, count, z / most / 2, local="none")
+        if round.clients.shows(rate):
             return HOW_MANY
         if not round.setting.all_answer:
             return WITH_ITS_NOISE
-        whole = Repeat(events.Gaussian(z / most), max(steps))
+        whole = Repeat(events.Gaussian(z / most), count)
         return round.clients.amplified(whole, rate, round.remembers)
 
 

@@ -57,6 +57,13 @@ class Clients(Scheme):
     replaces: ClassVar[bool] = False
     """Does another client take the place of one that is absent?"""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        decides = {"draw", "take_part", "expected", "shows"}
+        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
+        if "shows" not in vars(first):
+            cls.shows = Clients.shows  # type: ignore[method-assign]  # another's need not hold for it
+
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
             raise ConfigError(f"clients.cohort must be > 0, got {self.cohort}")
@@ -147,10 +154,11 @@ class Clients(Scheme):
         """The number of clients, and the cohort size, of an audit."""
         return 3, 3
 
-    def shows(self, rate: float, unit: Unit) -> bool:
+    def shows(self, rate: float) -> bool:
         """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
 
-        By default yes: the noise is then not taken as that of `expected` clients either.
+        One that contributes nothing adds its noise all the same (zero-out). By default yes: the noise is then not
+        taken as that of `expected` clients either.
         """
         return True
 
@@ -199,9 +207,9 @@ class FixedSizeClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
-        """The noise of another client takes the place of an absent one's; else that of its empty update stays."""
-        return rate == 1 and unit == "client"
+    def shows(self, rate: float) -> bool:
+        """Every cohort is of the same size."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -227,9 +235,9 @@ class PoissonClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
+    def shows(self, rate: float) -> bool:
         """The size of a cohort is random, unless all take part."""
-        return rate < 1 or unit == "client"
+        return rate < 1
 
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
@@ -255,9 +263,9 @@ class AllClients(Clients):
         """All clients."""
         return np.arange(clients)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
-        """All take part: if the noise of one that contributes nothing went with it, the sum would show that."""
-        return unit == "client"
+    def shows(self, rate: float) -> bool:
+        """All take part."""
+        return False
 
     def greatest(self, total: int) -> float:
         """0: all clients take part, however many there are."""

@@ -113,8 +113,10 @@ class Records(Scheme):
         if records == 0:
             return np.full((steps, 1), -1)
         rows = self.drawn(generator, records, steps)
-        if len(rows) > steps:
-            raise PluginError(f"records.sampling {self.sampling} drew more steps than are charged")
+        if len(rows) != steps:
+            raise PluginError(f"records.sampling {self.sampling} drew {len(rows)} steps, and {steps} are charged")
+        if (widest := (rows >= 0).sum(1).max(initial=0)) > (most := self.most((records,))):
+            raise PluginError(f"records.sampling {self.sampling} drew {widest} records at once; its `most` is {most}")
         return rows
 
     def refuse_repeats(self, batches: Indices) -> None:
