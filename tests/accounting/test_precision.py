@@ -6,8 +6,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from shoal.accounting import accountants, curves, pld, rdp
-from shoal.accounting.events import Gaussian, Repeat, Sampled
+from shoal.accounting import accountants, allocation, curves, pld, rdp
+from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, TwoLevel
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +86,51 @@ def test_the_rounding_of_steps_within_a_sampled_event_is_allowed_for() -> None:
     within = Repeat(Sampled("poisson", 0.01, Gaussian(5.0)), 10**6)
     alone = pld.profile({within.event: within.count}, "zero-out").rounding
     assert pld.profile({Sampled("poisson", 0.5, within): 1}, "zero-out").rounding >= 0.5 * alone
+
+
+@pytest.mark.parametrize(("noise", "least"), [(1e-309, None), (1e-160, None), (1e-152, 5e303)])
+def test_next_to_no_noise_does_not_overflow_to_a_small_epsilon(noise: float, least: float | None) -> None:
+    found = accountants.epsilon(Gaussian(noise), 1e-5).epsilon
+    assert found is None if least is None else found >= least
+    assert accountants.delta(Gaussian(noise), 1.0).delta == 1.0
+
+
+@pytest.mark.parametrize("noise", [0.001, 1.0, 1e4, 1e9])
+def test_the_epsilon_of_a_gaussian_holds_at_a_delta_that_has_lost_its_digits(noise: float) -> None:
+    assert gaussian_delta(noise, 1, accountants.epsilon(Gaussian(noise), 5e-324).epsilon) <= 5e-324
+
+
+def test_the_rounding_of_a_sum_of_many_noises_does_not_lower_a_delta() -> None:
+    noises = [0.001 + 1e-8 * k for k in range(30_000)]
+    shift = mp.sqrt(mp.fsum(1 / mp.mpf(noise) ** 2 for noise in noises))
+    event = Compose(tuple(map(Gaussian, noises)))
+    epsilon = accountants.epsilon(event, 1e-100).epsilon
+    assert gaussian_delta(1 / shift, 1, epsilon) <= accountants.delta(event, epsilon).delta
+
+
+@pytest.mark.parametrize(
+    ("event", "adjacency", "shift"),
+    [
+        (Sampled("poisson", 0.25, Gaussian(1e12)), "replace-one", 2e-12),
+        (Sampled("poisson", 0.25, Gaussian(1e16)), "replace-one", 2e-16),
+        (TwoLevel(0.5, 0.5, 1, 1e9), "add-or-remove", 1e-9),
+    ],
+)
+def test_the_delta_at_epsilon_0_of_a_faint_sampled_event_is_not_below_the_true_one(event, adjacency, shift) -> None:
+    assert accountants.delta(event, 0.0, adjacency=adjacency).delta >= 0.25 * gaussian_delta(1 / shift, 1, 0.0)
+
+
+def test_the_moments_of_a_fixed_size_sample_are_not_cut_off() -> None:
+    power, shift = 64, mp.mpf("1e-4")
+    with mp.workdps(400):
+        terms = ((-1) ** k * mp.binomial(power, k) * mp.exp(k * (k - 1) * shift**2 / 2) for k in range(power + 1))
+        true = mp.log(4 * mp.fsum(terms))
+    assert rdp._log_ternary(1e4, power)[power] >= true - mp.mpf("1e-11")
+
+
+@pytest.mark.parametrize("order", [64, 256])
+def test_the_divergence_of_a_long_block_is_not_below_that_of_its_first_terms(order: int) -> None:
+    noise, rounds = 1e3, 10**9
+    variance = mp.expm1(1 / mp.mpf(noise) ** 2) / rounds  # of the mean: E M^a >= 1 + a (a - 1) / 2 variance
+    (found,) = allocation.divergence(Allocated(((noise, rounds),)), (order,))
+    assert found >= mp.log1p(order * (order - 1) * variance / 2) / (order - 1)

@@ -33,7 +33,7 @@ _NEGLIGIBLE = 1e-19  # mass at either end of a law that is moved to 0 and to inf
 _FURTHEST = 600.0  # logarithms beyond this have no exponential: such little noise is not amplified
 _LEAST_NOISE = 0.01  # below this the quadrature needs too many points
 _MOST_ORDER = 256  # of moments; beyond, the cost is that of a known round
-_ROUNDING = 1e-13  # of a logarithm of a moment, by quadrature
+_ROUNDING = 1e-13  # of a logarithm of a moment, for each of its powers
 _NOISES = 4  # different noises in one block; more are gathered in bins, each rounded down to the least in it
 
 
@@ -211,7 +211,8 @@ def divergence(block: Allocated, orders: Sequence[float]) -> Array:
     few = alpha <= _MOST_ORDER
     if min(noise for noise, _ in rounds) < _LEAST_NOISE:
         return known
-    moments = np.maximum(_moments(rounds, alpha[few]), _inverse_moments(rounds, alpha[few] - 1)) + _ROUNDING
+    moments = np.maximum(_moments(rounds, alpha[few]), _inverse_moments(rounds, alpha[few] - 1))
+    moments += _ROUNDING * alpha[few]
     found = known.copy()
     found[few] = np.minimum(known[few], moments / (alpha[few] - 1))
     return found

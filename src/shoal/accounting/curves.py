@@ -47,6 +47,8 @@ def gaussian(shift: float) -> Pair:
     """
     from scipy.special import erfcx, ndtr
 
+    shift = min(shift, 1e155)  # beyond, delta is 1 at every finite epsilon
+
     def curve(epsilon: Array) -> Array:
         near = (epsilon / shift - shift / 2 - 2**-51 * shift) / math.sqrt(2)  # less what rounding may have added
         far = near + shift / math.sqrt(2)
@@ -207,17 +209,17 @@ def drawn_with_replacement(shift: float, draws: int, rate: float) -> tuple[Pair,
 def reach(curve: Curve, tail: float, end: float) -> float:
     """The least epsilon at which the curve has fallen to `tail`, or the end where it never does."""
     high = min(1.0, end)
-    while _at(curve, high) > tail:
+    while not _at(curve, high) <= tail:  # nor where it is no number
         if high >= end:
             return high
         high = min(2 * high, end)
     low = 0.0
     for _ in range(50):
         middle = (low + high) / 2
-        if _at(curve, middle) > tail:
-            low = middle
-        else:
+        if _at(curve, middle) <= tail:
             high = middle
+        else:
+            low = middle
     return high
 
 

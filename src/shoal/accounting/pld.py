@@ -8,6 +8,7 @@ take a second and stay exact to 1e-4. dp-accounting holds the composed distribut
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -61,7 +62,9 @@ class Profile:
         if self.variation <= delta:
             return 0.0
         if self.shift:
-            return curves.reach(curves.gaussian(self.shift).forward, delta * (1 - _GAUSSIAN), 1e300)
+            if delta < sys.float_info.min:
+                return math.inf
+            return curves.reach(curves.gaussian(self.shift).forward, delta * (1 - _GAUSSIAN), math.inf)
         if self.distribution is None or delta < 2 * self.rounding:
             return math.inf
         return max(_least_epsilon(half, delta - self.rounding) for half in _halves(self.distribution))
@@ -94,7 +97,7 @@ def _epsilon(counts: Counts, adjacency: Adjacency, delta: float) -> float:
 @lru_cache(maxsize=6)
 def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
     sensitivity = 2 if adjacency == "replace-one" else 1
-    shift = math.sqrt(sum(n * (sensitivity / leaf.noise) ** 2 for leaf, n in counts if isinstance(leaf, Gaussian)))
+    shift = math.hypot(*(sensitivity / leaf.noise * math.sqrt(n) for leaf, n in counts if isinstance(leaf, Gaussian)))
     sampled = [(leaf, n) for leaf, n in counts if not isinstance(leaf, Gaussian)]
     pairs = [(_pair(leaf, adjacency), n) for leaf, n in _binned(sampled)]
     if shift:
@@ -103,7 +106,7 @@ def _profile(counts: Counts, adjacency: Adjacency) -> Profile:
     if not sampled:
         return Profile(shift, None, variation * (1 + _GAUSSIAN), 0.0)
     rounding = _ROUNDING * max(sum(n for _, n in pairs) + sum(n * _steps_inside(leaf) for leaf, n in sampled), 10)
-    return Profile(0.0, None if variation <= _TAIL else _compose(pairs), variation, rounding)
+    return Profile(0.0, None if variation <= _TAIL else _compose(pairs), variation + rounding, rounding)
 
 
 def _steps_inside(leaf: Leaf) -> float:

@@ -233,7 +233,7 @@ def _log_ternary(noise: float, most: int) -> Array:
         return bound
     even = np.arange(2, min(most, _MOST_MOMENT) + 2, 2)
     step = min(0.25, noise / 2)
-    loss = multiples(step, -12.0, even[-1] / noise + 12.0) / noise - 0.5 / noise**2
+    loss = multiples(step, -16.0, even[-1] / noise + 16.0) / noise - 0.5 / noise**2  # |y|^64 lies around 8
     with np.errstate(divide="ignore"):
         log_distance = np.maximum(loss, 0.0) + np.log(-np.expm1(-np.abs(loss)))  # log |e^loss - 1|
     log_density = -((noise * loss + 0.5 / noise) ** 2) / 2 + math.log(step / math.sqrt(2 * math.pi))
