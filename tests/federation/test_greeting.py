@@ -137,6 +137,17 @@ def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path
     assert answers("late", second) == [None]
 
 
+def test_terms_alone_do_not_make_a_site_answer_rounds(tmp_path):
+    """Without progress.json and the ledger they are of a folder that was lost in part."""
+    _, grid = served(tmp_path, curator(2))
+    for name in ("progress.json", "ledger.jsonl"):
+        (tmp_path / "site-0" / name).unlink()
+    site = Site(Owner("site-00", tmp_path / "site-0", reader("digits", part=0)), joins=False)
+    refused = site.answer(ROUND, asked(grid, ROUND)).values["refused"]
+    site.close()
+    assert "not the terms that this site agreed to" in refused
+
+
 @pytest.mark.slow
 def test_a_site_that_refuses_every_round_is_asked_ever_more_rarely(tmp_path, monkeypatch):
     """A round takes half a second of this test's clock: pauses of 0, 1, 3, 7 seconds are 0, 2, 6, 14 rounds."""

@@ -402,8 +402,8 @@ class Site:
         return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
     def _agreed(self, message: Payload) -> Terms:
-        digest = message.text("terms")
-        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
+        digest, known = message.text("terms"), Progress.read(self.owner.folder).terms
+        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest == known:
             self._accept(kept)
         if self._terms is None or self._terms.digest != digest or message.text("run") != self._terms.run:
             raise InvalidMessage("these are not the terms that this site agreed to")
