@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -158,6 +159,24 @@ def test_a_user_is_the_same_in_a_column_of_whole_numbers_and_in_one_of_floats(tm
     settings = given(tmp_path / "calls.parquet", schema=SCHEMA | {"user_column": ["sender", "receiver"]})
     users = dataset_of(configure(settings), None).users
     assert len(np.unique(users[users >= 0])) == 2
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_users_whose_numbers_a_float_cannot_hold_are_refused(tmp_path, suffix):
+    """pandas turns a column of whole numbers with gaps into floats, which join the neighbours of 2**60."""
+    columns = {"age": [1.0] * 10, "died": [0, 1] * 5, "hospital": ["h"] * 10}
+    columns |= {"sender": [2**60, 2] * 5, "receiver": pa.array([None, 2**60 + 1] * 5)}
+    path = tmp_path / f"calls.{suffix}"
+    settings = given(path, schema=SCHEMA | {"user_column": ["sender", "receiver"]})
+
+    def users(table):
+        pq.write_table(table, path) if suffix == "parquet" else arrow_csv.write_csv(table, path)
+        return dataset_of(configure(settings), None).users
+
+    table = pa.table(columns)
+    assert len(np.unique(users(table)[users(table) >= 0])) == 3
+    with pytest.raises(DataError, match=r"user column 'receiver': 1.152921504606847e\+18 was stored as a float"):
+        users(table.set_column(4, "receiver", table["receiver"].cast("float64", safe=False)))
 
 
 def of_users(*users, most):

@@ -369,6 +369,15 @@ def test_a_name_written_in_two_ways_makes_no_second_client_or_user(ways: list[An
     assert len(np.unique(data.users)) == 1
 
 
+def test_a_float_too_large_to_be_one_users_number_is_refused() -> None:
+    """As text it is 1152921504606847000, the same number as an integer 1152921504606846976."""
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
+    for owner in ("client", "user"):
+        with pytest.raises(DataError, match="stored as a float"):
+            from_arrays(x, y, **{owner: [str(2.0**60), str(2**60)] * 4})
+        from_arrays(x, y, **{owner: [str(2**60), str(2**60 + 1)] * 4})
+
+
 def test_users_may_have_negative_numbers() -> None:
     x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
     data = from_arrays(x, y, user=np.array([[-5, 3], [-5, -1]] * 4))  # -1: it has no second one

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,13 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.accounting import privacy_ledger
 from shoal.accounting.privacy_ledger import Record
 from shoal.federation import coordinator, site_progress
+from shoal.federation.flower.transport import key_identity
 from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import ROUND
-from support.federations import BAD, full_cohort, in_rounds, served
+from shoal.federation.terms import FOLDER_LOST, ROUND, TERMS, Terms
+from support.federations import BAD, asked, curator, full_cohort, in_rounds, served
 from support.loopback import Loopback, Peer, with_sites
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -88,25 +90,62 @@ class Keyed(Loopback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_a_site_restarted_without_its_folder_takes_part_again(tmp_path, aggregation):
-    """It is back before anybody missed it; the first round that it is asked for is of terms that it does not know."""
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_site_that_lost_its_folder_takes_no_further_part(tmp_path, aggregation, rotated):
+    """Its earlier rounds were charged on the lost disk; it would charge the later ones alone."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(5)]
+    names = {key_identity(public_pem(key.public_key())): f"site-{number:02}" for number, key in enumerate(keys[:4])}
+    names[key_identity(public_pem(keys[4].public_key()))] = "site-01"
 
-    def started(number, folder):
-        return Site(Owner(f"site-{number:02}", folder, reader("digits", part=number), key=keys[number]))
+    def started(number, folder, key):
+        return Site(Owner(f"site-{number:02}", folder, reader("digits", part=number), key=keys[key]))
 
-    grid = Keyed({100 + number: started(number, tmp_path / f"site-{number}") for number in range(4)})
+    grid = Keyed({100 + number: started(number, tmp_path / f"site-{number}", number) for number in range(4)})
 
     def restart(line):
         if line["round"] == 1:
             grid.sites[BAD].close()
-            grid.sites[BAD] = started(1, tmp_path / "new")
+            grid.sites[BAD] = started(1, tmp_path / "new", 4 if rotated else 1)
 
     given = full_cohort() | {"rounds": 3, "federation.aggregation": aggregation}
-    result, _ = served(tmp_path, given, grid, on_round=restart)
-    assert clients(result) == [4, 3, 4]
-    assert reports(result) == [(2, "site-01", "refused")]
-    assert "not the terms that this site agreed to" in result.metrics[1]["reports"][0]["why"]
+    result, _ = served(tmp_path, given, grid, on_round=restart, names=names)
+    assert clients(result) == [4, 3, 3]
+    answers = [payload.values.get("refused") for *about, payload in grid.wire if about == ["from", BAD, TERMS]]
+    assert answers == [None, FOLDER_LOST]
+    assert not (tmp_path / "new" / "ledger.jsonl").exists()
+
+
+def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path):
+    """The rest of the first run was charged when it agreed to the second."""
+    grid = with_sites(tmp_path, 4)
+    served(tmp_path, curator(4), grid)
+    terms = asked(grid, TERMS)
+    first, second = (Payload(terms.values | {"round": 1, "member": member}) for member in (1, 0))
+    other = replace(Terms.read(terms.text("terms")), run="other").text
+
+    def answers(folder, *messages):
+        found = []
+        for message in messages:
+            site = Site(Owner("site-00", tmp_path / folder, reader("digits", part=0)))
+            found.append(site.answer(TERMS, message).values.get("refused"))
+            site.close()
+        return found
+
+    between = Payload({"terms": other, "round": 0})
+    assert answers("site-0", between, first) == [None, None]
+    assert answers("lost", first, between, first) == [FOLDER_LOST, None, FOLDER_LOST]
+    assert answers("late", second) == [None]
+
+
+def test_terms_alone_do_not_make_a_site_answer_rounds(tmp_path):
+    """Without progress.json and the ledger they are of a folder that was lost in part."""
+    _, grid = served(tmp_path, curator(2))
+    for name in ("progress.json", "ledger.jsonl"):
+        (tmp_path / "site-0" / name).unlink()
+    site = Site(Owner("site-00", tmp_path / "site-0", reader("digits", part=0)), joins=False)
+    refused = site.answer(ROUND, asked(grid, ROUND)).values["refused"]
+    site.close()
+    assert "not the terms that this site agreed to" in refused
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.data.columns import plain
+from shoal.data.columns import owner
 from shoal.data.dataset import NOT_FINITE, first_bad_row
 from shoal.data.scaling import check_scale
 from shoal.data.split import held_out
@@ -189,7 +189,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind != "U" or not array.size:
         return array
     found, codes = np.unique(array, return_inverse=True)
-    names = np.array([plain(name) for name in found])
+    names = np.array([owner(name) for name in found])
     return names[codes.reshape(array.shape)]
 
 

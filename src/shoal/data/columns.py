@@ -24,6 +24,7 @@ from shoal.errors import ConfigError, DataError, listed
 
 MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
+LARGE_FLOAT = re.compile(r"-?\d+(\.0+|(\.\d+)?e\+\d+)", re.ASCII)
 WIDEST_TEXT = 65_536
 VOCABULARY = 257  # the 256 bytes, each one more than its value, and 0 for padding
 Texts = np.ndarray
@@ -186,6 +187,18 @@ def plain(value: object) -> str:
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text
+
+
+def owner(value: object) -> str:
+    """A client or user as `plain` text.
+
+    Raises:
+        DataError: It was a float from 2**53 on, which does not tell whole numbers apart: one may be two, or two one.
+    """
+    text = str(value).strip()
+    if LARGE_FLOAT.fullmatch(text) and abs(float(text)) >= 2**53:
+        raise DataError(f"{text} was stored as a float, without its last digits; store whole numbers or text")
+    return plain(text)
 
 
 def codes_of(texts: Texts, names: tuple[str, ...]) -> np.ndarray:

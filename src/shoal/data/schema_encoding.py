@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.data.cell_values import by_name, numbers_of, texts_of
-from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, plain
+from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, owner, plain
 from shoal.data.schema import Schema
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
@@ -68,19 +68,27 @@ def owners_in(schema: Schema, table: pa.Table, where: str, before: int = 0) -> n
     """The owner of each row, as text."""
     assert schema.client_column is not None
     here = f"{where}: client column '{schema.client_column}'"
-    texts = _cells(table[schema.client_column], here)
+    texts = _owners(table[schema.client_column], here)
     _refuse_missing(texts == None, here, before)  # noqa: E711  each element
     return _names(texts, here)
 
 
 def _users_in(schema: Schema, table: pa.Table, where: str) -> np.ndarray:
     """The users of each row, as text, '' where a row has fewer than others."""
-    columns = [_cells(table[name], f"{where}: user column '{name}'") for name in schema.users]
+    columns = [_owners(table[name], f"{where}: user column '{name}'") for name in schema.users]
     found = np.stack(columns, axis=1)
     here = f"{where}: user column {' and '.join(map(repr, schema.users))}"
     _refuse_missing((found == None).all(axis=1), here, 0)  # noqa: E711  each element
     found[found == None] = ""  # noqa: E711
     return _names(found, here)
+
+
+def _owners(column: pa.ChunkedArray, here: str) -> np.ndarray:
+    """Clients or users as text, None where a cell is missing."""
+    try:
+        return _cells(column, here, clean=owner)
+    except DataError as error:
+        raise error if str(error).startswith(here) else DataError(f"{here}: {error}") from None
 
 
 def _names(texts: np.ndarray, here: str) -> np.ndarray:

@@ -418,10 +418,10 @@ class RemoteCohort(Cohort):
             if self._commands.is_dropped(identity):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
-                charged: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
-                messages[node] = Payload(
-                    {"terms": self._terms.text, "round": self._done, **charged, **self._repeated}
-                )
+                facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
+                if self._furthest and self._roster.has_number(identity, self._names.get(identity)):
+                    facts["member"] = 1
+                messages[node] = Payload({"terms": self._terms.text, "round": self._done, **facts, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _dismiss(self, connected: dict[int, str]) -> None:

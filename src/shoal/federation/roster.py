@@ -54,10 +54,9 @@ class Roster:
         A site that disconnects before it has a number frees its place. With `rotated`, because the coordinator itself
         knows the key by this name, a site of the same name has changed its key, and keeps its place and strikes.
         """
-        if rotated and identity not in self.members:
-            for old in [key for key, each in self.members.items() if each.name == name and not each.dropped]:
-                self.members[identity] = self.members.pop(old)
-                self.save()
+        if rotated and identity not in self.members and (old := self._replaced(name)) is not None:
+            self.members[identity] = self.members.pop(old)
+            self.save()
         member = self.members.get(identity)
         if member is None:
             if self.taken >= self.places and (vacated := self._vacated()) is not None:
@@ -67,6 +66,15 @@ class Roster:
             member = self.members[identity] = Member(name)
         member.node, member.agreed = node, True
         return member
+
+    def has_number(self, identity: str, name: str | None) -> bool:
+        """Whether a site may have been asked for a round, with this key or, if its name is known, an earlier one."""
+        key = identity if identity in self.members else self._replaced(name)
+        return key is not None and self.members[key].number is not None
+
+    def _replaced(self, name: str | None) -> str | None:
+        """The key by which the site of this name is listed."""
+        return next((key for key, each in self.members.items() if each.name == name and not each.dropped), None)
 
     @property
     def taken(self) -> int:

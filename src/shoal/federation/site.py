@@ -20,6 +20,7 @@ from safetensors.torch import save
 
 from shoal import release
 from shoal.accounting.hash_chain import Line, verify
+from shoal.accounting.privacy_ledger import Record
 from shoal.accounting.rounding import up
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
@@ -32,7 +33,17 @@ from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
 from shoal.federation.site_progress import PROGRESS, Progress, ReportedRepeats
 from shoal.federation.site_records import columns_read
-from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Crossing, Terms, frozen_digest, population
+from shoal.federation.terms import (
+    END,
+    FOLDER_LOST,
+    OLDER_COPY,
+    ROUND,
+    TERMS,
+    Crossing,
+    Terms,
+    frozen_digest,
+    population,
+)
 from shoal.files import write_whole
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
@@ -137,7 +148,7 @@ class Site:
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
-        message.require({"terms", "round", *({"charged", "repeats"} & set(message.values))}, {})
+        message.require({"terms", "round", *({"charged", "repeats", "member"} & set(message.values))}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
             raise InvalidMessage(f"there is no round {first}")
@@ -148,6 +159,8 @@ class Site:
         said = _said_repeats(message)
         self._refuse_restored(terms, message.number("charged") if "charged" in message.values else first, said)
         new = Progress.read(self.owner.folder).terms != terms.digest
+        if new and "member" in message.values and message.number("member"):
+            self._refuse_lost(terms)
         if self._terms is None:
             self._accept(terms, new)
             kept = {release.KEY: terms.label, "terms": terms.text}
@@ -174,6 +187,16 @@ class Site:
         last = Progress.read(self.owner.folder)
         if last.terms == terms.digest and (charged < last.furthest or repeats < last.repeats):
             raise Refused(OLDER_COPY)
+
+    def _refuse_lost(self, terms: Terms) -> None:
+        """Refuse to go on with a run, in which this site has a place, where its ledger has no charge of it.
+
+        After another run in between it has some: the rest of this run was charged then.
+        """
+        path = self.owner.folder / LEDGER
+        charged = Record.read(path)[1].charged if path.exists() else []
+        if not any(intent.run == terms.run[:LONGEST_NAME] for intent in charged):
+            raise Refused(FOLDER_LOST)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
@@ -379,8 +402,8 @@ class Site:
         return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
     def _agreed(self, message: Payload) -> Terms:
-        digest = message.text("terms")
-        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest:
+        digest, known = message.text("terms"), Progress.read(self.owner.folder).terms
+        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest == known:
             self._accept(kept)
         if self._terms is None or self._terms.digest != digest or message.text("run") != self._terms.run:
             raise InvalidMessage("these are not the terms that this site agreed to")

@@ -37,6 +37,11 @@ OLDER_COPY = (
     "latest one back, or start a new run"
 )
 """A site's refusal, at which a coordinator ends a resumed run: it may reach sites that do not know."""
+FOLDER_LOST = (
+    "this site has a place in the run, but its folder has no charge of it: the rounds before would never be counted. "
+    "Restore the folder as it was last, or take part in the next run"
+)
+"""The refusal of a site that lost its folder, or had it restored from before it agreed to the run."""
 
 
 @dataclass(frozen=True)
