@@ -104,11 +104,21 @@ def _client(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]
     The clip norm follows a private quantile: a constant one that suits Fashion-MNIST is too large for MNIST.
     """
     shown = geyer_tables.proven(clients, epsilon) | {"data.name": "fashion-mnist"}
-    keys = {"quantile": "per_update.quantile", "momentum": "server.momentum", "epochs": "local.epochs"}
-    named = {keys.get(name, name): values for name, values in grid.items()}
     row = f"{clients} clients, epsilon {epsilon:g}"
     bias = Search(f"{row}, constant clip norm", shown, {"model": ("linear", "linear-without-bias")})
-    return [bias, Search(row, shown | QUANTILE, named)]
+    return [bias, Search(row, shown | QUANTILE, _named(grid))]
+
+
+def _client_fourier(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
+    """The same with random Fourier features."""
+    own = geyer_tables.fourier(clients, epsilon) | QUANTILE | {"data.name": "fashion-mnist"}
+    return [Search(f"{clients} clients, epsilon {epsilon:g}, random Fourier features", own, _named(grid))]
+
+
+def _named(grid: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    keys = {"quantile": "per_update.quantile", "momentum": "server.momentum"}
+    keys |= {"epochs": "local.epochs", "lr": "local.lr"}
+    return {keys.get(name, name): values for name, values in grid.items()}
 
 
 def _client_scattering() -> list[Search]:
@@ -117,13 +127,6 @@ def _client_scattering() -> list[Search]:
     own |= {"data.features": "scattering", "model": "scatter-linear", "per_update.initial_clip_norm": 0.1}
     grid = {"local.lr": (0.005, 0.02, 0.08), "per_update.quantile": (0.1, 0.3)}
     return [Search("1000 clients, epsilon 8, scattering", geyer_tables.proven(1000) | own, grid)]
-
-
-def _client_fourier(clients: int, clips: Sequence[float]) -> list[Search]:
-    """The same with random Fourier features. Small clip norms and much momentum: norms are smaller on MNIST."""
-    grid = {"per_update.initial_clip_norm": clips, "server.momentum": (0.9, 0.95)}
-    row = f"{clients} clients, epsilon 8, random Fourier features"
-    return [Search(row, geyer_tables.fourier(clients) | {"data.name": "fashion-mnist"}, grid)]
 
 
 GROUPS = {
@@ -136,8 +139,14 @@ GROUPS = {
     ),
     "client-10000": _client(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9)),
     "client-scattering": _client_scattering(),
-    "client-fourier-1000": _client_fourier(1000, (1.0, 2.0)),
-    "client-fourier-10000": _client_fourier(10_000, (2.0,)),
+    "client-fourier-100": _client_fourier(
+        100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
+    ),
+    "client-fourier-1000-1": _client_fourier(
+        1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)
+    ),
+    "client-fourier-1000": _client_fourier(1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
+    "client-fourier-10000": _client_fourier(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),

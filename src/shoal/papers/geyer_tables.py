@@ -87,9 +87,9 @@ def proven(clients: int, epsilon: float = 8.0) -> dict[str, Any]:
     }
 
 
-def fourier(clients: int) -> dict[str, Any]:
-    """The same with random Fourier features, at epsilon 8."""
-    return proven(clients) | {"data.features": "hog-fourier", "model": "linear-without-bias"}
+def fourier(clients: int, epsilon: float = 8.0) -> dict[str, Any]:
+    """The same with random Fourier features."""
+    return proven(clients, epsilon) | {"data.features": "hog-fourier", "model": "linear-without-bias"}
 
 
 def run(config: dict[str, Any]) -> Run:
