@@ -106,3 +106,20 @@ def test_an_error_is_a_value_error_in_one_line():
     with pytest.raises(ValueError, match=r"no algorithm|not known|did you mean") as told:
         shoal.FederatedClassifier(algorithm="dp-sdg").fit(x, y)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_names_as_a_data_frame_holds_them_are_clients():
+    x, y, hospital = rows()
+    plain = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y, groups=hospital)
+    frame = shoal.FederatedClassifier(rounds=1, random_state=1).fit(x, y, groups=hospital.astype(object))
+    assert np.array_equal(plain.predict_proba(x), frame.predict_proba(x))
+    with pytest.raises(ValueError, match="client is of type object, expected whole numbers or text"):
+        shoal.FederatedClassifier().fit(x, y, groups=np.array([None, *hospital[1:]], object))
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 0.0), (1.0, 1.0), (0.0, np.nan), (0.0, np.inf)])
+def test_a_target_range_that_is_none_is_refused(bounds):
+    x, _, _ = rows()
+    with pytest.raises(ValueError, match="target_range: the range of a regression must be two numbers, low < high"):
+        shoal.FederatedRegressor(target_range=bounds).fit(x, x[:, 0])

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from shoal.accounting.accountants import Figures
 from shoal.algorithms import algorithm
-from shoal.data import Dataset
+from shoal.data import Dataset, from_arrays
 from shoal.data.known import Known
 
 MINE = replace(algorithm("geyer-private"), name="my own", summary="as ever")
@@ -37,6 +37,11 @@ def _read(known, scale, mirror):
     return Dataset("six", x[:4], y[:4], x[4:], y[4:], ("no", "yes"))
 
 SIX = Known("six", (2,), 4, 2, 2, source="a test", licence="none", read=_read)
+
+def _unnamed(known, scale, mirror):
+    return from_arrays(torch.arange(12.0).reshape(6, 2), [0, 1] * 3)
+
+UNNAMED = Known("unnamed", (2,), 5, 1, 2, source="a test", licence="none", read=_unnamed)
 """
 POINTS = """
 [shoal.algorithms]
@@ -96,6 +101,12 @@ def test_an_accountant_of_another_package_is_asked():
     assert accountants.epsilon(Gaussian(1.0), 1e-5, "seven").epsilon == 7.0
     with pytest.raises(ConfigError, match="there is no accountant 'sevn'; did you mean 'seven'"):
         accountants.epsilon(Gaussian(1.0), 1e-5, "sevn")
+
+
+@pytest.mark.usefixtures("plugin")
+def test_classes_that_another_package_reads_from_labels_are_not_called_public():
+    assert shoal.load("a_plugin:UNNAMED").read_classes
+    assert not shoal.load("a_plugin:SIX").read_classes
 
 
 @pytest.mark.usefixtures("plugin")

@@ -418,6 +418,25 @@ def test_the_two_files_alone_are_enough(tmp_path, finished):
     assert np.array_equal(found.columns["probability_0"], expected.columns["probability_0"])
 
 
+@pytest.mark.parametrize("unconfirmed", [(), ("age",)])
+def test_a_range_read_from_the_data_stays_one_where_the_table_was_loaded_in_python(tmp_path, unconfirmed):
+    path, schema = patients(tmp_path / "patients.csv"), Schema.of(SCHEMA | {"unconfirmed": unconfirmed})
+    given = PRIVATE | {"rounds": 1, "clients.sampling": "all"}
+    result = shoal.run(given, data=shoal.load(path, schema=schema), runs=tmp_path / "runs")
+    assert Schema.of(shoal.load_model(result.run).bundle.schema).digest == schema.digest, "new rows are encoded alike"
+    said = {COLUMNS in (claim["because"] or "") for claim in result.proven if claim["epsilon"] is not None}
+    label = json.loads((result.run / "model.json").read_text())["release"]
+    assert (said, label.startswith("not for release: ranges")) == ({bool(unconfirmed)}, bool(unconfirmed))
+
+
+def test_new_rows_are_scaled_by_the_ranges_that_the_table_was_loaded_with(tmp_path):
+    path = patients(tmp_path / "patients.csv", without=("sex", "note", "hospital"))
+    data = shoal.load(path, label="died", ranges={"age": (0, 120)})
+    given = FEDAVG | {"rounds": 1, "clients.sampling": "all", "data.label": "died"}
+    model = shoal.load_model(shoal.run(given, data=data, runs=tmp_path / "runs").run)
+    assert torch.equal(model.prepared(path).x.max(), torch.cat([data.train_x, data.test_x]).max())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("unconfirmed", "kept"), [((), 0), (("age",), 3)])
 def test_nothing_is_for_release_that_was_made_with_a_range_read_from_the_data(tmp_path, unconfirmed, kept):

@@ -67,17 +67,15 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, x: Rows, targets: Rows, task: Task, groups: Any) -> None:
         """Train; sets result_, claims_ and model_."""
-        sizes: list[int] = []
-        if groups is not None:
-            groups = column_or_1d(groups)
-            sizes = np.unique(groups, return_counts=True)[1].tolist()
         try:
+            owners = None if groups is None else column_or_1d(groups)
             data = from_arrays(
-                x, targets, client=groups, test_fraction=self.test_fraction, name=type(self).__name__, task=task,
+                x, targets, client=owners, test_fraction=self.test_fraction, name=type(self).__name__, task=task,
                 classes=task.classes if isinstance(task, Classification) else None,
                 notes=(CLASSES_READ,) if isinstance(task, Classification) else (),
             )  # fmt: skip
             data = replace(data, read_classes=isinstance(task, Classification))  # not given, but found in y
+            sizes = [] if data.owners is None else np.bincount(data.owners).tolist()
             self.result_ = run(
                 self._config(len(x), sizes, (x.shape[1] + 1) * task.outputs), data=data, model=self.model,
                 runs=self.runs, no_guarantee=self.no_guarantee,
@@ -223,7 +221,11 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         if self.target_range is None:
             raise ValueError("target_range is not set: give the lowest and the highest target, as public constants")
         low, high = self.target_range
-        self._fit(x, y.astype(np.float32), Regression(low=low, high=high), groups)
+        try:
+            task = Regression(low=low, high=high)
+        except ShoalError as error:
+            raise ValueError(f"target_range: {error}") from error
+        self._fit(x, y.astype(np.float32), task, groups)
         return self
 
     def predict(self, X: Any) -> Rows:

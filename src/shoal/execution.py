@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,9 +29,9 @@ from shoal.report.recorder import Recorder
 from shoal.result import Interrupted, Result, resume_with
 from shoal.saved_model import describe, read_from_data
 from shoal.training.budget import Spending, assumed_facts, refuse_budget
-from shoal.training.client_data import digest
+from shoal.training.client_data import digests
 from shoal.training.ranks import Lost
-from shoal.training.run_folder import RunFolder, environment, key_in, packed
+from shoal.training.run_folder import RunFolder, environment, key_in, packed, started_in
 from shoal.training.trainer import Trainer
 
 OnStart = Callable[[Config, Trainer[Any], Path], None]
@@ -113,21 +114,39 @@ def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True
     parts = trainer.cohort.partition
     if config.init is None or parts is None or not config.algorithm.draws_noise:
         return
-    file = Path(config.init).expanduser().resolve()
-    before = file if file.is_dir() else file.parent
-    try:
-        opened, name = Record.read(before / FILE)[1].opened or {}, str(read_toml(before / "config.toml")["data.name"])
-    except (LedgerError, ConfigError, KeyError):  # no run's folder
-        return
-    now, then = (Path(each).expanduser().resolve() for each in (config.data.name, name))
-    same = named and now == then  # however clients share them
-    with suppress(RunError):  # its key is gone
-        same = same or opened.get("data") == digest(trainer.evaluation.dataset, parts, key_in(before))
-    if same:
-        raise ConfigError(
-            f"init {config.init} was learnt from the same data, and nothing would be charged for that: begin with a "
-            f"model that has not seen them, or run all rounds as one run"
-        )
+    now = _place(config.data.name, Path())
+    for folder, opened, then in _runs_behind(config.init):
+        same = named and now == then
+        with suppress(RunError):  # its key is gone
+            own = digests(trainer.evaluation.dataset, parts, key_in(folder))
+            same = same or any(opened.get(key) == value for key, value in own.items())
+        if same:  # however clients share them
+            raise ConfigError(
+                f"init {config.init} was learnt from the same data, and nothing would be charged for that: begin "
+                f"with a model that has not seen them, or run all rounds as one run"
+            )
+
+
+def _runs_behind(init: str) -> Iterator[tuple[Path, dict[str, Any], str]]:
+    """The runs that weights come from, each of which began with the next one's: folder, ledger's first line, data."""
+    seen, left = set[Path](), [Path(init).expanduser().absolute()]
+    while left:
+        file = left.pop()
+        file = file / WEIGHTS if file.is_dir() else file
+        for folder in {file.parent, file.resolve().parent} - seen:
+            seen.add(folder)
+            with suppress(LedgerError, ConfigError, KeyError):  # no run's folder
+                opened, written = Record.read(folder / FILE)[1].opened or {}, read_toml(folder / "config.toml")
+                here = started_in(folder)
+                yield folder, opened, _place(str(written["data.name"]), here)
+                if "init" in written:
+                    left.append(here / Path(str(written["init"])).expanduser())
+
+
+def _place(name: str, folder: Path) -> str:
+    """The file that data are, by their name in a folder; else the name."""
+    path = (folder / Path(name).expanduser()).resolve()
+    return str(path) if path.exists() else name
 
 
 def _begun(
@@ -138,7 +157,9 @@ def _begun(
         mode = trainer.cohort.streams.mode
         folder.write_text("environment.txt", environment(trainer.params.device, mode))
         label = release.of_config(mode, config.schema is not None and bool(config.schema.unconfirmed))
-        folder.write_text("config.toml", f"# {release.KEY}: {label}\n{to_toml(config)}")
+        # Or guesses of the seed could be tested against the digest in the ledger, and two runs be one to a site.
+        salt = secrets.token_hex(16)
+        folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
     facts = _about_data(config, trainer, folder, ledger.opened)
     facts |= {"init": True} if config.init is not None or passed else {}
     name, written = folder.path.resolve().name, folder.digest("config.toml")
@@ -229,7 +250,7 @@ def _about_data(
     about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about
-    return about | {"data": digest(dataset, parts, folder.data_key(new=opened is None))}
+    return about | digests(dataset, parts, folder.data_key(new=opened is None))
 
 
 def _without_privacy(trainer: Trainer[Any], result: Result) -> list[dict[str, Any]]:

@@ -134,6 +134,8 @@ def _onnx(module: ByPlace, x: tuple[Tensor, ...], about: str) -> bytes:
     )  # fmt: skip
     assert program is not None
     proto = program.model_proto
+    for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
+        del node.metadata_props[:]  # stack traces, with the paths of this machine
     onnx.helper.set_model_props(proto, {DESCRIPTION: about})
     content: bytes = proto.SerializeToString()
     return content

@@ -17,7 +17,6 @@ from shoal.config import Config
 from shoal.config_sections import DataSection
 from shoal.data import Dataset, Partition, load, partition
 from shoal.data.features import cached
-from shoal.data.known import KNOWN
 from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
 from shoal.gradients.ways import Way
@@ -208,7 +207,7 @@ def with_features(dataset: Dataset, name: str) -> Dataset:
 def _resolved(config: Config, dataset: Dataset) -> Config:
     """The configuration with `auto` resolved, now that the data are known."""
     section = config.data
-    if section.partition == "auto" and dataset.owners is None and dataset.name not in KNOWN:
+    if section.partition == "auto" and dataset.owners is None and not dataset.known:
         return _of_one_client(config, dataset)
     if section.partition == "auto":
         section = replace(section, partition="iid" if dataset.owners is None else "column")

@@ -11,7 +11,7 @@ from typing import Any
 
 KEY = "release"
 MODEL = "covered by the claims in the run's ledger"
-SEEDED = f"{MODEL}, as long as nobody learns the seed, from which all noise follows (random=research)"
+SEEDED = f"{MODEL}, as long as nobody learns or guesses the seed, from which all noise follows (random=research)"
 UNPROVEN = "not for release: nothing is proven about this model"
 DESCRIPTION = "may be released with the model where clients' sizes are public: epsilon follows from them"
 FROM_DATA = "not for release: ranges or categories were read from the data, outside any guarantee"

@@ -86,7 +86,8 @@ def load_model(
     module = rebuild(bundle, weights, task.outputs, model)
     if client is not None:
         put_personal(module, read_personal(folder, client))
-        bundle = replace(bundle, note=f"personal layers are those of client '{client}', which are not for release")
+        note = f"personal layers are those of client '{client}', which are not for release"
+        bundle = replace(bundle, note=note, release=release.PERSONAL)
     return Model(module, bundle, task, schema, trust_code)
 
 
@@ -268,7 +269,7 @@ class Model:
                 f"columns; give a .npz or .npy file or an array"
             )
         table = read_table(Path(data)) if isinstance(data, str | Path) else _arrow(data)
-        found = encode_again(table, where, self.bundle.columns, self.bundle.label)
+        found = encode_again(table, where, self.bundle.columns, self.bundle.label, self.bundle.ranges)
         return self._labelled(found, where)
 
     def _by_schema(self, data: Any, where: str) -> Records:
@@ -338,7 +339,8 @@ def describe(
         weights: The SHA-256 of the file of weights.
         passed: Whether the model was passed in Python.
     """
-    dataset, schema = trainer.evaluation.dataset, config.schema
+    dataset = trainer.evaluation.dataset
+    schema = config.schema or dataset.schema
     from_table = schema is None and bool(dataset.features)
     return Bundle(
         release=release.of_description(claims, trainer.cohort.streams.mode, read_from_data(schema, dataset)),
@@ -353,6 +355,7 @@ def describe(
         scale=config.data.scale,
         features=config.data.features,
         columns=dataset.features,
+        ranges=dict(dataset.ranges),
         label=config.data.label if from_table else None,
         schema=None if schema is None else schema.to_mapping(),
         claims=tuple(claims),
@@ -369,7 +372,7 @@ def restated(bundle: Bundle, claims: list[dict[str, Any]]) -> Bundle:
 
 def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
     """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
-    return any("=" in name for name in dataset.features) if schema is None else bool(schema.unconfirmed)
+    return dataset.read_columns or (schema is not None and bool(schema.unconfirmed))
 
 
 def _about_personal(layers: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import dp_accounting
 import numpy as np
@@ -142,6 +143,30 @@ def test_renyi_divergence_without_replacement_is_that_of_dp_accounting(rate: flo
     ours = rdp.divergence(step, "replace-one", orders)
     np.testing.assert_allclose(ours[:5], theirs[:5], rtol=1e-9)
     assert (ours <= theirs * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("noise", [15.0, 50.0])
+def test_renyi_divergence_of_replaced_records_at_a_rate_near_1_is_that_of_a_gaussian_at_every_order(
+    noise: float,
+) -> None:
+    almost_always = rdp.divergence(Sampled("poisson", 1 - 1e-12, Gaussian(noise)), "replace-one")
+    always = rdp.divergence(Gaussian(noise), "replace-one")
+    np.testing.assert_allclose(almost_always, always, rtol=1e-3)
+
+
+def test_renyi_divergence_of_replaced_records_needs_little_memory_at_the_least_noise() -> None:
+    """All orders over the longest grid at once took a gigabyte."""
+    tracemalloc.start()
+    rdp.divergence.__wrapped__(Sampled("poisson", 0.3, Gaussian(0.1)), "replace-one")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-12, 1e-18])
+def test_a_record_that_is_hardly_ever_sampled_and_replaced_costs_its_rate_times_as_much(rate: float) -> None:
+    found = curves.poisson_replaced(1.0, rate).forward(np.zeros(1))[0]
+    assert found == pytest.approx(rate * (norm.cdf(1) - norm.cdf(-1)), rel=1e-9, abs=0)
 
 
 @pytest.mark.slow

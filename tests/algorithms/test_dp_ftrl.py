@@ -337,9 +337,12 @@ def test_a_scheme_that_breaks_its_word_is_stopped():
     """It says that clients come once in three rounds, and draws the first one every time."""
     record = replace(idle(small(NAME)), clients=altered(Clients("cyclic", 4), draw=lambda self, *given: np.arange(1)))
     sim = simulator(record)
-    _, state, _ = run_round(sim.cohort, sim.params, {}, RoundIndex(0, ROUNDS))
-    with pytest.raises(PluginError, match="cyclic drew a client sooner, or more often, than is charged"):
-        run_round(sim.cohort, sim.params, state, RoundIndex(1, ROUNDS))
+    _, state, _ = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 6))
+    for sooner in (1, 4):  # in the round after, and where it is not its turn
+        with pytest.raises(
+            PluginError, match="cyclic drew a client sooner, out of turn, or more often than is charged"
+        ):
+            run_round(sim.cohort, sim.params, dict(state), RoundIndex(sooner, 6))
 
 
 @pytest.mark.slow

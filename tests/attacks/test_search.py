@@ -265,11 +265,11 @@ def test_gradinv_matches_directions_inside_the_box():
     module = build("attack-cnn", (1, 8, 8), 10, seed=1)
     shown = gradients(module)
     seen = 17.0 * shown(x, F.one_hot(y, 10).float()).detach()
-    short = type(GRADINV)(**vars(GRADINV) | {"iterations": 400})
+    short = type(GRADINV)(**vars(GRADINV) | {"iterations": 160})
     objective = Objective(short, shown, lambda a, _: a, (1, 8, 8), 1, 10, seen, y.unsqueeze(1))
     found = reconstruct(objective, STREAMS)
     assert (rmse(found.x, x) < 0.1).all()
-    assert found.iterations.tolist() == [400] * 3
+    assert found.iterations.tolist() == [160] * 3
 
 
 def test_total_variation_is_the_mean_step_between_neighbours():

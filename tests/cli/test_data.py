@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import load
+import shoal
+from shoal import release
+from shoal.accounting.claims import COLUMNS
+from shoal.data import imported, load
 from shoal.data.catalogue import entries, import_file, inspect
 from shoal.data.known import KNOWN
 from shoal.data.sources import locate
@@ -231,3 +234,41 @@ def test_loading_one_set_imports_only_what_it_needs() -> None:
     code = "import sys, shoal.data; print(sorted({'sklearn', 'pyarrow', 'PIL'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_an_imported_table_is_as_private_as_the_file_it_was_read_from(
+    folder: Path, table: Path, tmp_path: Path
+) -> None:
+    """Its categories were read from the data, and its held-out rows were cut from it: a copy changes neither."""
+    import_file(table, "mine")
+    by_name, by_path = load("mine"), load(table)
+    assert (by_name.read_columns, by_name.held_out) == (by_path.read_columns, by_path.held_out) == (True, True)
+    private = {"algorithm": "dp-sgd", "model": "linear", "rounds": 1, "random": "secure", "clients.sampling": "all"}
+    result = shoal.run(private, data="mine", runs=tmp_path / "runs")
+    assert json.loads((result.run / "model.json").read_text())["release"] == release.FROM_DATA
+    assert all(COLUMNS in claim["because"] for claim in result.proven if claim["epsilon"] is not None)
+    with pytest.raises(ConfigError, match="were cut from the same table"):
+        shoal.run(private | {"stop": {"patience": 1, "public": True}}, data="mine", runs=tmp_path / "runs")
+
+
+def test_an_imported_table_named_by_the_path_of_its_copy_or_a_link_is_the_same(
+    folder: Path, table: Path, tmp_path: Path
+) -> None:
+    import_file(table, "mine")
+    copy = imported.find("mine")
+    assert copy is not None
+    (tmp_path / "linked.npz").symlink_to(copy)
+    for path in (copy, tmp_path / "linked.npz"):
+        found = load(path)
+        assert (found.read_columns, found.read_classes, found.held_out) == (True, True, True)
+
+
+def test_an_import_keeps_the_users_of_rows_and_that_test_rows_were_given(folder: Path, tmp_path: Path) -> None:
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
+    np.savez(tmp_path / "visits.npz", train_x=x, train_y=y, test_x=x, test_y=y, train_user=np.arange(20) // 4)
+    import_file(tmp_path / "visits.npz")
+    kept = load("visits")
+    assert kept.users is not None
+    assert np.array_equal(kept.users[:, 0], np.arange(20) // 4)
+    assert not kept.held_out

@@ -82,19 +82,33 @@ def test_what_is_proposed_works_at_once_and_is_marked_until_confirmed(folder: Pa
     schema = config.schema
     assert schema is not None
     assert (schema.label, schema.classes, schema.client_column) == ("died", ("0", "1"), "hospital")
-    assert schema.unconfirmed == ("creatinine", "ward", "diabetes")
+    assert schema.unconfirmed == ("creatinine", "ward", "smoker", "diabetes")
     kinds = {name: column.kind for name, column in schema.columns.items()}
     assert [name for name, kind in kinds.items() if kind == "ignore"] == ["patient_id", "admitted_on"]
     assert schema.columns["ward"].categories == ("icu", "medicine", "surgery"), "no single patient's ward"  # type: ignore[union-attr]
     assert schema.columns["age"].range == (0, 120)  # type: ignore[union-attr]
     marked = [line for line in text.splitlines() if "CONFIRM: " in line]
-    assert [line.partition(" ")[0] for line in marked] == ["creatinine", "ward", "diabetes"]
-    for words in ("ward, diabetes", "no guarantee covers it", "6 clients are too few", "shoal run experiment.toml"):
+    assert [line.partition(" ")[0] for line in marked] == ["creatinine", "ward", "smoker", "diabetes"]
+    for words in (
+        "ward, smoker, diabetes",
+        "no guarantee covers it",
+        "6 clients are too few",
+        "shoal run experiment.toml",
+    ):
         assert words in result.stdout
     (trained := shoal.run(folder / "experiment.toml", overrides=["rounds=2", "engine.threads=1"]))
     assert any("proposed from the data, outside any guarantee" in note for note in notes(trained.run))
     (claim,) = [each for each in trained.proven if (each["unit"], each["observer"]) == ("record", "release")]
     assert claim["epsilon"] <= config.budget.epsilon  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("gap", "marked"), [("", ("age", "sex")), ("40,F", ())])
+def test_a_value_that_is_missing_is_a_fact_of_the_data(folder: Path, gap: str, marked: tuple[str, ...]) -> None:
+    """One empty cell gives the model an input more, whatever the column's name says of its range."""
+    rows = "".join(f"{20 + k},{'FM'[k % 2]},{k % 2}\n" for k in range(40))
+    (folder / "few.csv").write_text(f"age,sex,died\n{rows}{gap or ','},1\n")
+    schema = propose(folder / "few.csv", ["died"], None).schema
+    assert (schema.unconfirmed, len(schema.features)) == (marked, 3 + len(marked))
 
 
 def notes(run: Path) -> list[str]:

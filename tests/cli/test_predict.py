@@ -5,6 +5,7 @@ import json
 import shutil
 import stat
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +188,8 @@ def test_an_exported_table_model_gives_the_same_outputs_for_batches_of_any_size(
     found, about = RUNTIMES[kind](tmp_path / "exported")
     model, about = shoal.load_model(run), json.loads(about)
     assert about == json.loads((run / "model.json").read_text())
+    here = str(Path(shoal.__file__).parent).encode()
+    assert here not in (tmp_path / "exported").read_bytes(), "no path of this machine"
     assert all(agree(model.module, found, torch.randn(n, 4, generator=torch.manual_seed(n))) for n in (1, 3, 64))
 
 

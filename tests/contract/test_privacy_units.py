@@ -9,6 +9,8 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
+from shoal.config import configure
+from shoal.prepare import prepare
 from shoal.report.run_page import write_report
 from shoal.report.run_reader import read_run
 
@@ -60,6 +62,14 @@ def test_a_table_without_owners_is_one_client_and_proves_nothing_of_clients(tmp_
     assert all("there is only one client" in claim["because"] for claim in proven(result, "client"))
     assert all(claim["epsilon"] > 0 for claim in proven(result, "record"))
     assert "simulated" not in (result.run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["digits", "heart", "clinic:2024"])
+def test_no_clients_are_made_up_for_data_that_bear_the_name_of_a_known_set(name):
+    given = {"algorithm": "dp-sgd", "model": "linear", "rounds": 1, "data.name": name}
+    config, trainer = prepare(configure(given), shoal.from_arrays(*rows(60), name=name), None)
+    trainer.close()
+    assert config.data.clients == trainer.setting.clients == 1
 
 
 def test_arrays_without_owners_are_one_client_too(tmp_path):

@@ -14,7 +14,7 @@ from support.two_ranks import REFUSED, SECURE, STOPPED, known_entropy, main, sto
 
 pytestmark = pytest.mark.slow
 
-OWN = {"at", "before", "hash", "run", "data", "model"}
+OWN = {"at", "before", "hash", "run", "config", "data", "rows", "model"}
 """What is a run's own in a line of its ledger: times, names, keyed digests, and the hash of the last digits."""
 
 

@@ -2,7 +2,7 @@
 
 import html
 import json
-import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from shoal.accounting.privacy_ledger import Ledger
 from shoal.attacks import attack_report as attack_page
 from shoal.attacks.attack_plots import _png
 from shoal.audit import audit_report as audit_page
-from shoal.cli.main import main
 from shoal.report.run_page import write_report
 from shoal.sweep.cells import cell_folder, why_failed
 from shoal.training.run_folder import RunFolder
+from support.deploy_children import start
+from support.deployed import PATIENCE
 from support.tiny import FEDAVG, PRIVATE, go_on, play
 
 EMPTY = {".lock"}
@@ -86,7 +87,17 @@ def test_every_line_of_metrics_says_so_also_after_a_resume(tmp_path):
 def test_a_seed_that_gives_away_the_noise_is_not_for_release_with_the_model(tmp_path):
     found = labels(play(tmp_path, PRIVATE).run)
     assert found["config.toml"] == release.SEED
-    assert "as long as nobody learns the seed" in found["model.safetensors"]
+    assert "as long as nobody learns or guesses the seed" in found["model.safetensors"]
+
+
+def test_no_guess_of_the_seed_can_be_tested_against_the_ledger(tmp_path):
+    """It may be released, and names the digest of the configuration."""
+    runs = [play(tmp_path, PRIVATE | {"rounds": 1, "seed": 5}).run for _ in range(2)]
+    configs = {tuple((run / "config.toml").read_text().splitlines()[2:]) for run in runs}
+    digests = {json.loads((run / "ledger.jsonl").read_text().splitlines()[0])["config"] for run in runs}
+    assert (len(configs), len(digests)) == (1, 2)
+    with safe_open(runs[0] / "checkpoint" / "state.safetensors", framework="np") as file:
+        assert len(file.metadata()["salt"]) == 32, "so for checkpoints, which hold correlated noise"
 
 
 def test_a_model_of_which_nothing_is_proven_says_so(tmp_path):
@@ -132,15 +143,12 @@ def test_tensorboard_files_say_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_files_of_a_sweep_say_so(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_files_of_a_sweep_say_so(tmp_path):
     settings = ["-c", "rounds=1", "-c", "engine.threads=1", "-c", "model=linear"]
     words = [*settings, "--grid", "local.lr=1", "--jobs", "1"]
-    monkeypatch.setattr(sys, "argv", ["shoal", "sweep", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    (sweep,) = Path("runs").iterdir()
+    sweeping = start(tmp_path, "said.txt", ["sweep", *words])
+    assert sweeping.ended(time.monotonic() + PATIENCE) == 0, sweeping.said
+    (sweep,) = (tmp_path / "runs").iterdir()
     found = labels(sweep)
     assert found["sweep.json"].startswith("not for release")
     assert sum(name.endswith("log.txt") for name in found) == 1

@@ -170,7 +170,9 @@ def test_no_file_of_a_copy_is_ever_open_to_others(small, monkeypatch):
 def test_what_nobody_confirmed_is_noted_though_the_copy_is_older(small):
     path = patients(small / "patients.csv")
     assert not any("proposed" in note for note in with_schema(path, Schema.of(CLASSES)).notes)
-    assert "proposed" in with_schema(path, Schema.of(CLASSES | {"unconfirmed": ["age"]})).notes[0]
+    found = with_schema(path, Schema.of(CLASSES | {"unconfirmed": ["age"]}))
+    assert "proposed" in found.notes[0]
+    assert found.read_columns
 
 
 @pytest.mark.parametrize(

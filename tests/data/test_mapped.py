@@ -128,3 +128,11 @@ def test_a_file_that_is_no_array_is_refused(tmp_path):
     (written(tmp_path) / "x.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match=r"x.npy cannot be read as an array"):
         shoal.load(tmp_path)
+
+
+def test_classes_that_nobody_gave_were_read_from_the_labels(tmp_path):
+    """Claims then say so, as for rows in memory."""
+    folder = written(tmp_path)
+    assert in_memory().read_classes
+    assert shoal.load(folder).read_classes
+    assert not shoal.load(folder, classes=["0", "1"]).read_classes

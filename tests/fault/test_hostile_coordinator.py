@@ -243,17 +243,45 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
 
 
 @pytest.mark.slow
-def test_a_ledger_without_the_progress_beside_it_is_not_believed(replies, tmp_path):
+@pytest.mark.parametrize("how", ["missing", "empty", "older"])
+def test_a_ledger_without_the_latest_progress_beside_it_is_not_believed(replies, tmp_path, how):
     """It may be an older copy, alone in a new folder; and the rest of the run would never be charged."""
     site, first, message, _ = replies
+    of_first = Terms.read(first.values["terms"], ())
+    before, later = (replace(of_first, run=name) for name in ("before", "later"))
+    path, names = tmp_path / "new" / "progress.json", {"run": "before", "terms": before.digest}
+    site.answer(TERMS, Payload({"terms": before.text, "round": 0}))
+    site.answer(ROUND, Payload(message.values | names, message.vectors))
+    site.answer(END, Payload(names | {"why": "rounds", "round": 3}))
+    site.close()
+    older = path.read_text()
+    site = Site(site.owner)
     site.answer(TERMS, first)
     site.answer(ROUND, message)
     site.close()
-    (tmp_path / "new" / "progress.json").unlink()
+    path.write_text({"missing": "", "empty": "{}", "older": older}[how])
+    if how == "missing":
+        path.unlink()
     told = []
     again = Site(site.owner, told.append)
-    assert again.answer(TERMS, first).values["refused"] == INTERNAL_ERROR.format(site="the site")
-    assert "progress.json is missing" in told[0]
+    asked_again = Payload({"terms": later.text, "round": 0})
+    assert again.answer(TERMS, asked_again).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    assert "progress.json is missing or an older copy" in told[0]
+    again.close()
+
+
+@pytest.mark.slow
+def test_rounds_left_of_a_run_are_not_forgotten_where_its_terms_were_replaced_by_others(replies, tmp_path):
+    site, first, message, _ = replies
+    later = replace(Terms.read(first.values["terms"], ()), run="later")
+    site.answer(TERMS, first)
+    site.answer(ROUND, message)
+    site.close()
+    kept, told = tmp_path / "new" / "terms.json", []
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"terms": later.text}))
+    again = Site(site.owner, told.append)
+    assert "refused" in again.answer(TERMS, Payload({"terms": later.text, "round": 0})).values
+    assert any("has rounds that are not charged yet" in words for words in told)
     again.close()
 
 

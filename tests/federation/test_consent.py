@@ -5,6 +5,8 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.federation import consent
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _charged_before
@@ -31,14 +33,15 @@ from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import END, ROUND, TERMS, Terms
+from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
+from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
-from support.federations import asked, curator, served, settings
+from support.federations import BAD, asked, curator, served, settings
 from support.loopback import with_sites
 
 
@@ -71,7 +74,7 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
         grid = with_sites(tmp_path, 4, requirements=requirements)
         told = []
         if answered:
-            result, _ = served(tmp_path / str(turn), curator(1) | {"seed": turn}, grid)
+            result, _ = served(tmp_path / str(turn), curator(1), grid)
             assert [line["clients"] for line in result.metrics] == [4]
         else:
             site_ledger = SiteLedger(tmp_path / "site-0" / "ledger.jsonl", "site-00", requirements, "client")
@@ -329,40 +332,65 @@ def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_lost_its_last_lines_runs_no_round_again_with_sites_that_know(tmp_path):
-    """Two of three rounds are done; its folder of before the second is put back, and all sites were in that."""
+@pytest.mark.parametrize("new", [True, False])
+def test_a_coordinator_that_put_its_latest_checkpoint_back_is_no_older_copy(replies, tmp_path, new):
+    """With an older one it spoke of a round to run again, and ran none: its ledger has two rounds, then three."""
+    site, terms, message = replies
+    if not new:
+        site.answer(TERMS, terms)
+        site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"round": 0, "charged": 2, "repeats": 1}))
+    site.close()
+    for said in ({"round": 2}, {"round": 3}):
+        site = Site(site.owner)
+        assert "agreed" in site.answer(TERMS, Payload(terms.values | said)).values
+        site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+        site.close()
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_lost_its_last_lines_ends_where_one_site_knows_of_them(tmp_path):
+    """Its folder of before the second round is put back. The other sites do not know, and would be charged less."""
     grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"
+    given = curator(3) | {"federation.min_sites": 1, "federation.deadline": 1.0}
 
     def killed(line):
         (run,) = (tmp_path / "served").iterdir()
-        if line["round"] == 1:
-            shutil.copytree(run, backup)
         if line["round"] == 2:
             raise KeyboardInterrupt
+        shutil.copytree(run, backup)
+        for node in (101, 102, 103):
+            grid.sites.pop(node).close()
 
     with pytest.raises(KeyboardInterrupt):
-        served(tmp_path, curator(3), grid, on_round=killed)
-    for site in grid.sites.values():
-        site.close()
+        served(tmp_path, given, grid, on_round=killed)
+    grid.sites[100].close()
     (run,) = (tmp_path / "served").iterdir()
     shutil.rmtree(run)
     shutil.copytree(backup, run)
-    grid, before = with_sites(tmp_path, 4), [charged(tmp_path / f"site-{number}")[0] for number in range(4)]
-    reasons = []
-
-    def refused(kind, answer):
-        reasons.append(answer.values["refused"])
-        if len(reasons) == 4:
-            raise KeyboardInterrupt
-        return answer
-
-    grid.changes = dict.fromkeys(grid.sites, refused)
-    with pytest.raises(KeyboardInterrupt):
+    grid = with_sites(tmp_path, 4)
+    with pytest.raises(RunError, match=r"knows of rounds .* put the latest one back, or start a new run"):
         serve(grid, None, resume=run, no_guarantee=True)
     for site in grid.sites.values():
         site.close()
-    assert all("older copy" in reason for reason in reasons)
-    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == before == [2] * 4
+    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == [2, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_no_site_stops_a_new_run_by_saying_that_its_folder_is_an_older_copy(tmp_path):
+    grid = with_sites(tmp_path, 4)
+    grid.changes = {BAD: lambda kind, answer: Payload({"refused": OLDER_COPY}) if kind == TERMS else answer}
+    result, _ = served(tmp_path, curator(1) | {"federation.min_sites_to_start": 3}, grid)
+    assert [line["clients"] for line in result.metrics] == [3]
+
+
+@pytest.mark.slow
+def test_runs_of_one_configuration_that_start_in_the_same_second_are_two_to_a_site(tmp_path, monkeypatch):
+    """Else a site that was not asked in the first, which never ended, would be charged for one alone."""
+    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
+    runs = [asked(served(tmp_path / each, curator(1))[1], TERMS).text("terms") for each in ("one", "other")]
+    assert runs[0] != runs[1]
+    assert json.loads(runs[0])["run"] == json.loads(runs[1])["run"]
 
 
 @pytest.mark.slow
@@ -456,17 +484,22 @@ def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, chang
         assert costs[0] == max(costs)
 
 
+def costliest_again(folder, chosen, setting):
+    """What any round run again is charged, and what it must be: no less than each of them."""
+    rounds, ledger = range(setting.rounds), SiteLedger(folder / "ledger.jsonl", "north", Requirements(), "client")
+    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
+    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    ledger.close()
+    truth = [dominating(charge.event for charge in column) for column in zip(*each, strict=True)]
+    return [charge.event for charge in found], truth
+
+
 @pytest.mark.parametrize("noise", ["linear:1:3", "cyclic:9:2", "linear:2:10"])
 def test_of_rounds_with_cohorts_of_one_size_only_the_ends_are_asked_for_their_cost(tmp_path, noise):
     keys = {"algorithm": "trusted-curator", "clients.cohort": "linear:2:10", "per_round.noise_multiplier": noise}
     chosen, setting = configure(keys | {"data.clients": 100, "rounds": 300}).algorithm, Setting(100, 300)
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(300)]
-    found = ledger._costliest_again(chosen, setting, range(300), 50)
-    ledger.close()
-    assert [charge.event for charge in found] == [
-        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
-    ]
+    found, truth = costliest_again(tmp_path, chosen, setting)
+    assert found == truth
     assert len(consent._extremes(chosen, range(300), setting)) <= 2 * 9  # of 2 to 10 clients
 
 
@@ -475,14 +508,8 @@ def test_where_noise_is_added_in_two_places_each_round_is_asked_for_its_cost(tmp
     """The first round has no noise here, and is charged for the other; the second has little."""
     keys = {"algorithm": "end-to-end-private", "clients.sampling": "fixed-size", "data.clients": 100}
     keys[f"{place}.noise_multiplier"] = "linear:0:2"
-    chosen, setting = configure(keys).algorithm, Setting(100, 20, sizes=(50,), multiplicity=2)
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in range(20)]
-    found = ledger._costliest_again(chosen, setting, range(20), 50)
-    ledger.close()
-    assert [charge.event for charge in found] == [
-        dominating(charge.event for charge in column) for column in zip(*each, strict=True)
-    ]
+    found, truth = costliest_again(tmp_path, configure(keys).algorithm, Setting(100, 20, sizes=(50,), multiplicity=2))
+    assert found == truth
 
 
 @pytest.mark.slow

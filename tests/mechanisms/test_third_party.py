@@ -215,6 +215,8 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
     ("base", "method", "statement"),
     [
         (Clip, "apply", "unproven"),
+        (Clip, "needs_cohort_norms", "unproven"),
+        (StepNoise, "test", "event"),
         (RecordClip, "sanitiser", "unproven"),
         (RecordClip, "sensitivity", "unproven"),
         (GaussianNoise, "add", "event"),
@@ -278,6 +280,30 @@ def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
     assert said[0].because == "it counts what is within its clip, and the noise does not cover that"
     shared = replace(UPDATES, per_update=PaidCount(1.0))
     assert event(shared, SETTING, 0, "client", "release") == event(UPDATES, SETTING, 0, "client", "release")
+
+
+@dataclass(frozen=True)
+class Quiet(Clip):
+    """Has half of the noise added."""
+
+    def update_noise(self, noise, cohort):
+        return noise / 2
+
+
+@dataclass(frozen=True)
+class QuietRecords(RecordClip):
+    """The same for gradients."""
+
+    def update_noise(self, noise, batch):
+        return noise / 2
+
+
+def test_a_clip_that_has_less_noise_added_than_is_charged_proves_nothing():
+    updates, gradients = replace(UPDATES, per_update=Quiet(1.0)), replace(cut(RECORDS), per_record=QuietRecords(1.0))
+    for record in (updates, gradients):
+        said = [event(record, SETTING, 0, *pair) for pair in PAIRS]
+        assert all(isinstance(each, Unbounded) for each in said)
+    assert "less noise" in event(updates, SETTING, 0, "client", "release").because
 
 
 def test_neither_does_a_count_of_gradients_for_a_record_or_a_client():

@@ -54,7 +54,7 @@ def test_a_cell_that_was_not_run_says_why_nobody_needs_it_and_says_nothing_once_
     found = replace(found, cells=(replace(found.cells[0], unneeded="another row shows the same"),))
     rows = compare(found, [])
     assert cells(rows[0])[-1] == "not run: another row shows the same"
-    assert "⚪ Not run, 1 figures: (1, 20) 1. Why: another row shows the same." in to_block(found, rows)
+    assert "⚪ Not run, 1 figure: (1, 20) 1. Why: another row shows the same." in to_block(found, rows)
     assert "another row" not in to_block(found, compare(found, [line(found)]))
 
 
@@ -99,6 +99,13 @@ def test_a_figure_that_only_a_change_reaches_names_the_change():
     assert (rows[0].light, rows[0].note) == ("reproduced with", "lr .2")
     assert lights(rows) == {"reproduced with": 1}
     assert cells(rows[0])[-1] == "reproduced with lr .2"
+
+
+def test_a_change_that_was_not_run_is_not_needed_where_the_figure_is_reproduced_without_it():
+    found = one_cell("lr 0.1")
+    needed, not_needed = (compare(found, [line(found, accuracy=accuracy)])[1] for accuracy in (0.5, PUBLISHED))
+    assert (needed.light, needed.note) == ("not run", "")
+    assert (not_needed.light, not_needed.note) == ("not run", "reproduced without this change")
 
 
 def test_a_crash_is_told_in_the_table_until_the_cell_has_run():

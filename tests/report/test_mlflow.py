@@ -36,6 +36,7 @@ def test_a_local_store_holds_settings_every_round_and_the_claims_also_after_a_st
     assert logged.data.params["per_round.noise_multiplier"] == "1.5"
     assert "seed" not in logged.data.params
     assert logged.data.tags["release"].startswith("not for release")
+    assert "release: not for release" in (run / "mlflow.txt").read_text(encoding="utf-8")
     claim = next(each for each in result.proven if each["epsilon"] is not None)
     assert logged.data.tags[f"proven.{claim['unit']}.{claim['observer']}"].startswith("epsilon ")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -96,11 +96,11 @@ def test_random_allocation_is_consistent_and_a_quarter_of_the_noise_is_not():
 @pytest.mark.slow
 @pytest.mark.usefixtures("rarely")
 def test_turns_that_everybody_knows_are_caught_where_secret_ones_are_charged():
-    """All clients come in the first round of the block, and nothing else is wrong; at a claim of 4 that shows."""
-    case, streams = next(cases(ALLOCATED, "client", epsilon=4.0)), Streams(5)
+    """All clients come in the first round of the block, and nothing else is wrong; at a claim of 8 that shows."""
+    case, streams = next(cases(ALLOCATED, "client", epsilon=8.0)), Streams(5)
     broken = VARIANTS["turns known"](case, streams)
     event = case.claim.event
-    right, wrong = play(case, case.record, 200, streams), play(case, broken.played, 600, streams)
+    right, wrong = play(case, case.record, 200, streams), play(case, broken.played, 450, streams)
     assert not bounds.passes(right.points, bounds.tradeoff(event, "zero-out"))
     assert bounds.passes(wrong.points, bounds.tradeoff(event, "zero-out"))
     assert VARIANTS["turns known"](CASES["geyer-private", "client"], streams) is None

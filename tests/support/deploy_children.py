@@ -107,6 +107,12 @@ def said_by(function: Callable[[list[str]], None], folder: Path, *words: object)
     return child.said
 
 
+def run_script(words: list[str]) -> None:
+    """For `said_by`: the first word is a script, the others are its own."""
+    sys.argv[1:] = words[1:]
+    exec(words[0], {})
+
+
 def _forked(target: Callable[..., None], *given: Any) -> BaseProcess:
     os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(PRELOADED)

@@ -1,6 +1,7 @@
 """What a sweep costs: the ledgers' events together, or the best of a private selection; never less than is true."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -114,6 +115,17 @@ def test_cells_that_split_the_data_anew_have_no_common_client_but_common_records
     assert claims["record", "release"].epsilon > 0
 
 
+def middle_client_is_charged_for_both(folder, settings, cells):
+    """Whose record is one of 11 in the first cell, and one of 6 in the second."""
+    plan = replace(make_plan(settings, grid_of(["records.batch=10,5"])), cells=cells)
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(folder, number))
+    middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
+    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
+    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(folder, plan)}
+    assert claims["record", "release"].epsilon >= truth
+
+
 @pytest.mark.slow
 def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both(tmp_path):
     """Clients of 10, 11 and 20 records, then of 5, 6 and 11: the middle one is charged most in both."""
@@ -123,14 +135,7 @@ def test_a_record_whose_client_has_another_size_in_each_cell_is_charged_for_both
         "rounds=2", "budget.delta=1e-3", "per_step.noise_multiplier=4.0", "engine.threads=1",
     ]  # fmt: skip
     cells = [{"data.test_fraction": 0.2, "records.batch": 10}, {"data.test_fraction": 0.56, "records.batch": 5}]
-    plan = replace(make_plan(base_settings(None, words), grid_of(["records.batch=10,5"])), cells=cells)
-    plan.write(tmp_path)
-    for number in range(2):
-        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
-    middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
-    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
-    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
-    assert claims["record", "release"].epsilon >= truth
+    middle_client_is_charged_for_both(tmp_path, base_settings(None, words), cells)
 
 
 @pytest.mark.slow
@@ -151,13 +156,7 @@ def test_a_record_whose_client_keeps_fewer_records_in_one_cell_is_charged_for_bo
     ])  # fmt: skip
     settings |= {"schema.classes": ["0", "1"], "schema.columns": {"a": {"kind": "number", "range": [0, 7]}}}
     cells = [{"records.max_per_user": 9, "records.batch": 10}, {"records.max_per_user": 1, "records.batch": 5}]
-    plan = replace(make_plan(settings, grid_of(["records.batch=10,5"])), cells=cells)
-    for number in range(2):
-        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
-    middle = [Repeat(TwoLevel(1.0, share, 2, 4.0, "poisson"), 2) for share in (10 / 11, 5 / 6)]
-    truth = accountants.epsilon(Compose(tuple(middle)), 1e-3, adjacency="replace-one").epsilon
-    claims = {(claim.unit, claim.observer): claim for claim in cost.all_together(tmp_path, plan)}
-    assert claims["record", "release"].epsilon >= truth
+    middle_client_is_charged_for_both(tmp_path, settings, cells)
 
 
 @pytest.mark.slow
@@ -312,6 +311,28 @@ def test_a_private_selection_that_has_chosen_never_chooses_another(tmp_path):
     first.parent.rename(tmp_path / "released")
     with pytest.raises(RunError, match=r"no longer in .*0001: put it back"):
         outcome_of(tmp_path, Plan.read(tmp_path))
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    with pytest.raises(RunError, match=r"no longer in .*0001: put it back"):
+        outcome_of(tmp_path, Plan.read(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_price_of_a_private_selection_stays_where_the_other_trials_are_deleted(tmp_path):
+    """A trial that was killed and resumed cost more than planned, and only its ledger knows."""
+    plan = make_plan(base_settings(None, BASE), grid_of(["per_round.noise_multiplier=2.0"]), private=True)
+    plan = replace(plan, cells=plan.selection.cells * 2, seeds=[1, 2])
+    for number in range(2):
+        shoal.run(plan.settings(number), runs=cell_folder(tmp_path, number))
+    dear, other = sorted(tmp_path.glob("cells/*/*/ledger.jsonl"))
+    with Ledger(dear) as ledger:
+        for intent in ledger.charged * 2:
+            ledger.intend(intent.round, intent.charges)
+    (dear.parent / "result.json").unlink()
+    price = client(outcome_of(tmp_path, plan).proven)
+    assert price.epsilon > selection.epsilon([steps(2.0)], plan.selection.trials, 1e-3).epsilon
+    shutil.rmtree(dear.parent)
+    assert client(outcome_of(tmp_path, Plan.read(tmp_path)).proven) == price
+    assert shoal.load_model(other.parent).claims[0]["epsilon"] == price.epsilon
 
 
 @pytest.mark.slow

@@ -261,6 +261,8 @@ def test_the_clients_own_layers_are_in_a_file_of_their_own_that_is_not_for_relea
         names = set(file.keys())
         rows = {name: file.get_tensor(name) for name in names}
     assert {name.partition("/")[2] for name in names} == {"3.weight", "3.bias"}
+    own = shoal.load_model(ran.run, client=min(names).partition("/")[0]).bundle
+    assert own.release == release.PERSONAL, "also in a file that is exported with them"
     clients = sorted({name.partition("/")[0] for name in names})
     assert 4 <= len(clients) <= 6
     assert rows[f"{clients[0]}/3.weight"].shape == (10, 64)

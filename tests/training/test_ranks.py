@@ -3,8 +3,6 @@
 import importlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +19,7 @@ from shoal.random.streams import Streams
 from shoal.training import distributed, ranks
 from shoal.training.distributed import DistributedCohort, agree, facts, split
 from shoal.training.ranks import Dismissed, Lost, Ranks
+from support.deploy_children import run_script, said_by
 from support.ports import free_port
 from support.small_federation import simulator, small
 
@@ -279,9 +278,9 @@ def test_an_environment_in_which_ranks_cannot_meet_is_refused_at_once(changed, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["no store", "died"])
-def test_a_rank_gives_up_where_torch_would_wait_for_ever(case):
+def test_a_rank_gives_up_where_torch_would_wait_for_ever(case, tmp_path):
     """For an answer of another service at the port, or for a rank that died after it was met."""
-    code = """
+    script = """
 import os, signal, sys
 from datetime import timedelta
 from shoal.training import ranks
@@ -299,8 +298,7 @@ except ranks.Lost as lost:
 """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1] if case == "no store" else free_port()
-        words = [sys.executable, "-c", code, case, str(port)]
-        said = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=600, check=True).stdout
+        said = said_by(run_script, tmp_path, script, case, port)
     rank, who = (1, "rank 0") if case == "no store" else (0, "all other ranks")
     assert said.startswith(f"rank {rank} of 2 has not met {who} at 127.0.0.1:{port} within 3 seconds: start all ")
 
@@ -317,9 +315,9 @@ def test_ranks_on_one_machine_are_out_of_reach_for_others(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("killed", "speaker"), [(0, "rank 1"), (1, "rank 0"), (2, "rank 0")])
-def test_one_rank_says_that_another_was_killed_while_all_add_up(killed, speaker):
+def test_one_rank_says_that_another_was_killed_while_all_add_up(killed, speaker, tmp_path):
     """Every survivor notices at once: all are in the same all-reduce as the one that dies in it."""
-    code = """
+    script = """
 import os, signal, sys, torch
 from shoal.training import ranks
 
@@ -343,17 +341,16 @@ for rank in range(3):
 for child in children:
     os.waitpid(child, 0)
 """
-    words = [sys.executable, "-c", code, str(killed), str(free_port())]
-    (line,) = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=600, check=True).stdout.splitlines()
+    (line,) = said_by(run_script, tmp_path, script, killed, free_port()).splitlines()
     assert line.startswith(f"{speaker}: ")
     assert "of 3 has gone: its process was killed" in line
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["its script made the process group", "rank 0 has gone by then"])
-def test_a_run_that_ends_well_does_so_on_every_rank(how):
+def test_a_run_that_ends_well_does_so_on_every_rank(how, tmp_path):
     """A goodbye that nobody takes closes rank 0's connections; one more cannot be waited for where it has gone."""
-    code = """
+    script = """
 import os, sys, time
 from shoal.training import ranks
 
@@ -374,9 +371,7 @@ try:
 except ranks.Dismissed as ended:
     print(ended.result)
 """
-    words = [sys.executable, "-c", code, how, str(free_port())]
-    found = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=600, check=True)
-    assert found.stdout == "the result\n"
+    assert said_by(run_script, tmp_path, script, how, free_port()) == "the result\n"
 
 
 def test_who_is_dismissed_says_nothing():

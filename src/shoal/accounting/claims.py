@@ -21,7 +21,10 @@ from shoal.accounting.theorems import Unit as Unit
 from shoal.errors import ConfigError, nearest
 from shoal.html_text import html_table
 
-RESEARCH = "research mode: the seed must be secret and used once, and float32's rounding of the noise is not counted"
+RESEARCH = (
+    "research mode: the seed must be secret, too large to guess (the model shows which guess is right) and used "
+    "once, and float32's rounding of the noise is not counted"
+)
 """random=secure assumes neither."""
 
 GRAPH = "that part of delta is also for the sparse graph of secure aggregation"

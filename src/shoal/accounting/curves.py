@@ -167,9 +167,9 @@ def poisson_replaced(shift: float, rate: float) -> Pair:
         exponent = log_odds + log_sinh
         arcsinh = np.where(exponent > 20, exponent + math.log(2), np.arcsinh(np.exp(np.minimum(exponent, 20))))
         cut = -(arcsinh + half) / shift
-        upper = rate * ndtr(cut + shift) + (1 - rate) * ndtr(cut)
-        lower = np.logaddexp(math.log1p(-rate) + log_ndtr(cut), math.log(rate) + log_ndtr(cut - shift))
-        return _positive(upper - np.exp(epsilon + lower))
+        apart = ndtr(cut + shift) - np.exp(epsilon + log_ndtr(cut - shift))
+        alike = -np.expm1(-epsilon) * np.exp(epsilon + log_ndtr(cut))
+        return _positive(rate * apart - (1 - rate) * alike)
 
     return Pair(curve, curve)
 

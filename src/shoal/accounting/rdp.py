@@ -167,16 +167,18 @@ def _by_library(rate: float, noise: float, orders: list[float]) -> Array:
 def _poisson_replaced(rate: float, noise: float, orders: Orders) -> Array:
     """Poisson sampling under replace-one, for the pair that pld takes too (curves.poisson_replaced).
 
-    A pair that dominates in every hockey-stick divergence does so in Renyi's. By the trapezoid rule, as above.
+    A pair that dominates in every hockey-stick divergence does so in Renyi's. By the trapezoid rule, as above, up to
+    where the integrand is largest at a rate near 1.
     """
     alpha, step = np.array(orders), min(0.25, noise / 2)
-    y = np.arange(-12.0, alpha.max() / noise + 12.0, step)
+    y = np.arange(-12.0, 2 * alpha.max() / noise + 12.0, step)
     one, other = (
         np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + sign * y / noise - 0.5 / noise**2)
         for sign in (1, -1)
     )
-    exponent = other - y**2 / 2 + alpha[:, None] * (one - other)
-    summed = _log_sum(exponent) + math.log(step / math.sqrt(2 * math.pi))
+    log_density, log_ratio = other - y**2 / 2 + math.log(step / math.sqrt(2 * math.pi)), one - other
+    ends = np.searchsorted(y, 2 * alpha / noise + 12.0)
+    summed = np.array([_log_sum(log_density[:n] + a * log_ratio[:n]) for a, n in zip(alpha, ends, strict=True)])
     found: Array = np.maximum(summed, 0.0) / (alpha - 1) + _ROUNDING * alpha / (alpha - 1)
     return found
 

@@ -26,12 +26,13 @@ from shoal.errors import ConfigError
 from shoal.mechanisms.mechanism import (
     ADJACENCIES,
     COUNTED,
+    LESS_NOISE,
     RAW,
     UNCLIPPED,
     GradientClip,
     Round,
     UpdateMechanism,
-    count_is_free,
+    undercharged,
 )
 from shoal.mechanisms.sampling.records import WIDER
 from shoal.mechanisms.setting import Setting
@@ -208,8 +209,10 @@ def _as_one_record(round: Round, found: Event, unit: Unit, observer: Observer) -
 
 
 def _paid(event: Event, clip: GradientClip | UpdateMechanism | None, noise: float, units: float) -> Event:
-    """The event, unless the clip also counts, at no cost."""
-    return COUNTED if clip is not None and count_is_free(clip, noise, units) else event
+    """The event, unless the clip also counts, at no cost, or has less noise added."""
+    if clip is None or not undercharged(clip, noise, units):
+        return event
+    return COUNTED if clip.counts else LESS_NOISE
 
 
 def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, observer: Observer) -> Event:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
 from shoal.data import Dataset, ListedPartition, Partition
+from shoal.gradients import Network, network
+from shoal.gradients.layout import Personal
 from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.sampling import Clients
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.random.streams import Streams
+from shoal.training.context import stand_ins
 from shoal.training.engine_settings import Settings
 from shoal.training.local_training import train
 from shoal.training.round import SimulatedCohort, run_round
@@ -76,7 +80,8 @@ def federation(
     if most is not None and any(row.user is not None for row in rows):
         users = [len(rows) + number if row.user is None else row.user for row, number in numbers.items()]
         parts = replace(parts, users=np.array(users)[:, None]).capped(most)
-    return simulation(record, SideBySide(width, layers), x, y, parts, streams, rounds)
+    known = _network(width, layers, record.per_record is not None, record.local.personal)
+    return simulation(record, SideBySide(width, layers), x, y, parts, streams, rounds, known)
 
 
 class SideBySide(nn.Module):
@@ -93,12 +98,26 @@ class SideBySide(nn.Module):
         return torch.stack([layer(x) for layer in self.layers]).sum(0)
 
 
+@cache
+def _network(width: int, layers: int, per_record: bool, personal: Personal) -> Network:
+    """Compared with plain gradients once: an audit has many federations with this model."""
+    model, y = SideBySide(width, layers), torch.zeros(3, dtype=torch.int64)
+    return network(model, stand_ins(torch.zeros(1, width)), y, per_record=per_record, personal=personal)
+
+
 def simulation(
-    record: Algorithm, model: nn.Module, x: Tensor, y: Tensor, parts: Partition, streams: Streams, rounds: int = 1
+    record: Algorithm,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    parts: Partition,
+    streams: Streams,
+    rounds: int = 1,
+    known: Network | None = None,
 ) -> Trainer[SimulatedCohort]:
     dataset = Dataset("audit", x, y, x[:1], y[:1], ("0", "1"))
     settings = Settings(device="cpu", threads=1)
-    return simulate(record, model, dataset, parts, rounds=rounds, streams=streams, settings=settings)
+    return simulate(record, model, dataset, parts, rounds=rounds, streams=streams, settings=settings, known=known)
 
 
 def steps_of(trainer: Trainer[SimulatedCohort], record: Algorithm, clients: Sequence[int] | None = None) -> Seen:
@@ -150,8 +169,14 @@ def silent(record: Algorithm) -> Algorithm:
     )
 
 
-def without(record: Algorithm, *gone: int) -> Algorithm:
-    """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
+def zeroed(record: Algorithm, clients: Sequence[Holder], *gone: int) -> tuple[Algorithm, list[Holder]]:
+    """The method, and what clients hold, where some contribute nothing (zero-out): sampling is as ever.
+
+    They are drawn and do not come: even an empty update would be counted by an adaptive clip. But where each update
+    has its own noise, that of an empty one stays.
+    """
+    if record.per_update is not None and record.per_update.draws_noise:
+        return record, [[Row(0.0)] if client in gone else held for client, held in enumerate(clients)]
     asked = "draw" if record.clients.separated else "take_part"  # as cohort_draw does
     drawn_by = getattr(type(record.clients), asked)
 
@@ -159,7 +184,7 @@ def without(record: Algorithm, *gone: int) -> Algorithm:
         drawn: np.ndarray = drawn_by(self, *given)
         return drawn[~np.isin(drawn, gone)]
 
-    return replace(record, clients=altered(record.clients, **{asked: those_who_come}))
+    return replace(record, clients=altered(record.clients, **{asked: those_who_come})), list(clients)
 
 
 @contextmanager

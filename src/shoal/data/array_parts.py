@@ -7,6 +7,7 @@ constants that are public. Which classes and clients there are counts as public.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ def array_of(value: Array, where: str) -> np.ndarray:
         raise DataError(f"{where}: not an array: {error}") from error
     if array.ndim == 0:
         raise DataError(f"{where}: a single value, expected an array")
-    return array
+    texts = array.dtype == object and all(isinstance(each, str) for each in array.flat)  # as pandas holds them
+    return array.astype(np.str_) if texts else array
 
 
 def inputs_of(x: Array | Mapping[str, Array], where: str, scale: str, pictures: bool) -> Inputs:
@@ -178,13 +180,22 @@ def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[s
         raise DataError(f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows")
     if array.dtype.kind not in "iuU":
         raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
-    found, codes = np.unique(array, return_inverse=True)
+    found, codes = np.unique(_composed(array), return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in found)
+
+
+def _composed(array: np.ndarray) -> np.ndarray:
+    """Names with accents as parts of their letters (NFC): one client or user, however the accent was typed."""
+    if array.dtype.kind != "U" or not array.size:
+        return array
+    found, codes = np.unique(array, return_inverse=True)
+    names = np.array([unicodedata.normalize("NFC", name) for name in found])
+    return names[codes.reshape(array.shape)]
 
 
 def users_of(user: Array, rows: int, where: str) -> np.ndarray:
     """The users of each row, numbered from 0, [N, U]; -1 where a row has fewer ('' or -1), or names one twice."""
-    array = array_of(user, f"{where}, user")
+    array = _composed(array_of(user, f"{where}, user"))
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iuU":
         raise DataError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -175,8 +176,11 @@ KINDS: dict[str, type[Column]] = {kind.kind: kind for kind in (Number, Category,
 
 
 def plain(value: object) -> str:
-    """A category, class or owner as text, as different tables write the same: 1.0 is '1', True 'true', ' F ' 'F'."""
-    text = str(value).strip()
+    """A category, class or owner as text, as different tables write the same: 1.0 is '1', True 'true', ' F ' 'F'.
+
+    An accent is part of its letter (NFC), however it was typed.
+    """
+    text = unicodedata.normalize("NFC", str(value)).strip()
     if re.fullmatch(r"-?\d+\.0+", text):
         return text.partition(".")[0]
     return text.lower() if text.lower() in ("true", "false") else text

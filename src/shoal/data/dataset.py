@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from shoal.errors import DataError
 from shoal.html_text import html_table
 from shoal.inputs import Inputs, InputShape, digest, parts, pieces, shape_of
 from shoal.tasks import Task, TaskSettings, choose
+
+if TYPE_CHECKING:
+    from shoal.data.schema import Schema
 
 NOT_FINITE = "holds NaN or Inf, or numbers too large for float32; fill, remove or scale such values first"
 
@@ -66,12 +69,16 @@ class Dataset:
         test_owners: The owner of each test row, where that is known.
         known_task: The task, where the data bring one or the configuration has named it.
         features: The names of a row's numbers, where it comes from a table.
+        ranges: Public bounds (low, high) of columns that were scaled to [0, 1] by them.
+        schema: What encoded that table, where something did.
         linked: Whether records hold facts about their client's others, so that only whole clients can be protected.
         users: The users of each training row, numbered from 0, [N, U], -1 where it has fewer; None where unknown.
         test_users: Those of each test row.
         held_out: Whether test rows were held out of the same table as the training rows.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
         read_classes: Whether the names of classes were read from the labels: nobody gave them as public.
+        read_columns: Whether ranges or categories of columns were read from the data.
+        known: Whether it was loaded by a name that Shoal or an installed package knows.
     """
 
     name: str
@@ -87,12 +94,16 @@ class Dataset:
     test_owners: np.ndarray | None = None
     known_task: Task | None = None
     features: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    schema: Schema | None = None
     linked: bool = False
     files: tuple[Released, ...] = ()
     users: np.ndarray | None = None
     test_users: np.ndarray | None = None
     held_out: bool = False
     read_classes: bool = False
+    read_columns: bool = False
+    known: bool = False
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):

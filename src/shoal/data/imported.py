@@ -41,6 +41,7 @@ class Record:
     owner_count: int
     notes: tuple[str, ...]
     read_classes: bool = False
+    held_out: bool = True
 
 
 def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -> Path:
@@ -62,6 +63,8 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
     if dataset.owners is not None:
         arrays["train_client"] = dataset.owners
         arrays["client_names"] = np.array(dataset.owner_names)
+    if dataset.users is not None:
+        arrays["train_user"] = dataset.users
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(OWNER_ONLY_FOLDER)
@@ -78,6 +81,7 @@ def save(dataset: Dataset, name: str, source: str, *, overwrite: bool = False) -
             owner_count=len(dataset.owner_names),
             notes=dataset.notes,
             read_classes=dataset.read_classes,
+            held_out=dataset.held_out,
         )
         with atomic(path.with_suffix(".json"), OWNER_ONLY) as stream:
             stream.write(json.dumps(asdict(record), indent=2).encode() + b"\n")
@@ -119,6 +123,13 @@ def find(name: str) -> Path | None:
     return next((place.with_suffix(".npz") for place in places if place.is_file()), None)
 
 
+def at(path: Path) -> Path | None:
+    """The .npz of an imported data set, named by its path or by a link to it, or None."""
+    file = path.resolve()
+    own = file.suffix == ".npz" and any(file.parent == (folder / FOLDER).resolve() for folder in folders())
+    return file if own and file.with_suffix(".json").is_file() else None
+
+
 def record(path: Path) -> Record:
     """What was noted when the data set at this path was imported."""
     beside = path.with_suffix(".json")
@@ -145,7 +156,10 @@ def read(path: Path, *, scale: str) -> Dataset:
     """An imported data set, checked."""
     kept = check(path)
     dataset = read_own_npz(path, classes=None, test_fraction=0.2, scale=scale, name=kept.name)
-    return replace(dataset, notes=kept.notes, read_classes=kept.read_classes)
+    return replace(
+        dataset, notes=kept.notes, read_classes=kept.read_classes, held_out=kept.held_out,
+        read_columns=bool(kept.notes),  # a table without a schema has no others
+    )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:

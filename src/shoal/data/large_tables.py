@@ -252,8 +252,10 @@ def _dataset(path: Path, schema: Schema, folder: Path, about: dict[str, Any]) ->
         test_owners=np.array(files["test_client"].array) if names else None,
         known_task=choose(TaskSettings(kind=schema.task, range=schema.range), tensors["y"], schema.outputs),
         features=schema.features,
+        schema=schema,
         files=tuple(files.values()),
         held_out=True,
+        read_columns=bool(schema.unconfirmed),
     )
 
 

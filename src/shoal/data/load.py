@@ -60,7 +60,7 @@ def load(
     }
     of_files = of_tables | {"data.test_fraction": test_fraction != TEST_FRACTION}
     path = Path(name).expanduser()
-    if str(name) not in KNOWN.own and (found := imported.find(str(name))) is not None:
+    if str(name) not in KNOWN.own and (found := imported.find(str(name)) or imported.at(path)) is not None:
         _refuse(of_files, f"{name} has that from when it was imported")
         return imported.read(found, scale=scale)
     if is_folder(path) and str(name) not in KNOWN:
@@ -69,7 +69,9 @@ def load(
     if path.suffix not in FILE_TYPES and str(name) in KNOWN:
         _refuse(of_files, f"{name} comes with its own")
         known = KNOWN[str(name)]
-        return replace(known.read(known, scale, mirror), name=str(name), read_classes=False)
+        dataset = known.read(known, scale, mirror)
+        read_classes = dataset.read_classes and str(name) not in KNOWN.own
+        return replace(dataset, name=str(name), read_classes=read_classes, known=True)
     if path.suffix not in FILE_TYPES:
         fix = other_type(path) if path.is_file() else nearest(str(name), _names())
         raise DataError(f"data '{name}' is neither known nor a file of {', '.join(FILE_TYPES)}{fix}")
@@ -96,7 +98,7 @@ def load(
         name=path.stem,
         notes=table.notes,
     )
-    return replace(dataset, features=table.features)
+    return replace(dataset, features=table.features, ranges=dict(ranges or {}), read_columns=bool(table.notes))
 
 
 def _refuse_merged(path: Path, client: str, owners: np.ndarray) -> None:
@@ -128,7 +130,7 @@ def with_schema(path: Path, schema: Schema, *, test_fraction: float = TEST_FRACT
         notes=table.notes,
         task=choose(TaskSettings(kind=schema.task, range=schema.range), targets, schema.outputs),
     )
-    return replace(dataset, features=table.features)
+    return replace(dataset, features=table.features, schema=schema, read_columns=bool(schema.unconfirmed))
 
 
 def _refuse(given: Mapping[str, object], because: str) -> None:

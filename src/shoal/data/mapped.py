@@ -109,6 +109,7 @@ def read_folder(path: Path, *, classes: Sequence[str] | None = None) -> Dataset:
         owners=owners,
         owner_names=owner_names,
         files=(*files, *others),
+        read_classes=classes is None and bool(names),
     )
 
 

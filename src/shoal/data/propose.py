@@ -166,8 +166,7 @@ def _guess(name: str, column: Any, where: str) -> Guess:
     except DataError:
         guess = _category(known)
     if gaps and isinstance(guess.column, Category):
-        listed = (*guess.column.categories, ABSENT)
-        return Guess(Category(listed, missing=ABSENT), guess.why, guess.from_data)
+        return _with_gaps(Category((*guess.column.categories, ABSENT), missing=ABSENT), guess.why)
     return guess
 
 
@@ -178,10 +177,16 @@ def _number(name: str, numbers: np.ndarray, gaps: bool) -> Guess:
     for known, low, high, typical in RANGES:
         named = re.search(rf"(^|_)({known})(_|$)", words(name)) is not None
         if named and np.mean((there < low) | (there > high)) < 0.01:
-            return Guess(Number((low, high), typical if gaps else None), "range known by the column's name")
+            why = "range known by the column's name"
+            return _with_gaps(Number((low, high), typical), why) if gaps else Guess(Number((low, high)), why)
     bounds = rounded_range(there)
     middle = float(np.clip(float(f"{np.median(there):.1g}"), *bounds))
     return Guess(Number(bounds, middle if gaps else None), "range of most values, rounded outwards", from_data=True)
+
+
+def _with_gaps(column: Column, why: str) -> Guess:
+    """A column with a constant for missing values: a single one decides that, and how many inputs a model has."""
+    return Guess(column, f"{why}, with missing values", from_data=True)
 
 
 def _category(known: np.ndarray) -> Guess:

@@ -65,7 +65,7 @@ class Padding:
         if len(set(lengths)) > 1:
             raise DataError(
                 f"{self.where}: rows have {min(lengths)} to {max(lengths)} values; if they are sequences, give the "
-                f"public length to which they are padded or cut, such as length={max(lengths)}"
+                f"public length to which they are padded or cut, length=..., not one that these data show"
             )
 
     def _padded(self, value: Array, fill: int, where: str) -> tuple[np.ndarray, np.ndarray]:

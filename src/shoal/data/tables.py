@@ -103,7 +103,9 @@ def encode_table(
     return Encoded(np.concatenate(blocks, axis=1), y, owners, tuple(features), tuple(notes))
 
 
-def encode_again(table: pa.Table, where: str, features: Sequence[str], label: str | None) -> Encoded:
+def encode_again(
+    table: pa.Table, where: str, features: Sequence[str], label: str | None, ranges: Mapping[str, tuple[float, float]]
+) -> Encoded:
     """New rows as `encode_table` made features of earlier ones; the label where it is there and can be read.
 
     Raises:
@@ -123,7 +125,7 @@ def encode_again(table: pa.Table, where: str, features: Sequence[str], label: st
         elif _is_text(held[name]):
             raise DataError(f"{here} holds text, but the model was trained on numbers there")
         else:
-            block = _number(held[name], here, None)
+            block = _number(held[name], here, ranges.get(name))
         blocks.append(block)
     counts = ", ".join(f"{name} {count:,}" for name, count in (+unknown).most_common(5))
     notes = [f"values in no known category, taken as none of them: {counts}"] if counts else []

@@ -23,7 +23,7 @@ from torch import Tensor
 from shoal.accounting.privacy_ledger import FILE, Record
 from shoal.config import Config
 from shoal.data.dataset import Dataset
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.federation import canary_clients
 from shoal.federation.flower.transport import Reply, Transport
 from shoal.federation.messages import InvalidMessage, Payload, Value
@@ -31,7 +31,7 @@ from shoal.federation.operations.monitor import Monitor
 from shoal.federation.operations.site_commands import SiteCommands
 from shoal.federation.operations.status import Status, site_statuses
 from shoal.federation.roster import Member, Roster
-from shoal.federation.terms import END, ROUND, TERMS, Terms, schema_digest
+from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Terms, schema_digest
 from shoal.federation.validation import Request, SiteUpdate, Validator, stacked
 from shoal.gradients import Layout
 from shoal.mechanisms.setting import Setting
@@ -152,6 +152,7 @@ class RemoteCohort(Cohort):
         self._roster = Roster(run, self.population.clients, self.section.strikes)
         self._done, (self._repeats, self._rerun) = done, _charged_before(run / FILE, done)
         self._furthest = max(done, *self._rerun, 0)
+        self._may_be_restored = (run / "metrics.jsonl").exists()  # so that no site can stop a new run
         self._monitor.begin(run)
         count = self.section.canaries
         self._canaries = canary_clients.CanaryClients(self, run, count) if count else None
@@ -455,8 +456,10 @@ class RemoteCohort(Cohort):
             if reply.payload is None:
                 raise InvalidMessage(reply.problem or "it is unreadable")
             if "refused" in reply.payload.values:
-                kind = "refused"
-                raise InvalidMessage(f"it refused: {reply.payload.text('refused')[:LONGEST_REASON]}")
+                kind, why = "refused", reply.payload.text("refused")[:LONGEST_REASON]
+                if why == OLDER_COPY and self._may_be_restored:
+                    raise RunError(f"site {name or identity} says: {why} (if it is wrong, revoke its key)")
+                raise InvalidMessage(f"it refused: {why}")
             reply.payload.require({"agreed", "name"}, {})
             if reply.payload.text("agreed") != self._terms.digest:
                 raise InvalidMessage("it agreed to other terms")

@@ -20,20 +20,20 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from shoal import release
-from shoal.accounting.privacy_ledger import Record, verify
+from shoal.accounting.hash_chain import Line, verify
 from shoal.accounting.rounding import up
 from shoal.config import MOST_ROUNDS
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import ListedPartition
 from shoal.errors import ConfigError, LedgerError, ShoalError
-from shoal.federation.consent import Refused, Requirements, SiteLedger, Unfit, now
+from shoal.federation.consent import LONGEST_NAME, Refused, Requirements, SiteLedger, Unfit, now
 from shoal.federation.messages import InvalidMessage, Payload, Value, printable
 from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
 from shoal.federation.site_records import columns_read
-from shoal.federation.terms import END, ROUND, TERMS, Crossing, Terms, frozen_digest, population
+from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Crossing, Terms, frozen_digest, population
 from shoal.files import write_whole
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.models import build
@@ -185,16 +185,15 @@ class Site:
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
         """Refuse a coordinator whose ledger lacks rounds that this site knows of.
 
-        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that.
+        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that. Repeats
+        count from the first round that names them: before, they were a plan, given up where the latest checkpoint is
+        put back.
         """
         kept = self._kept_progress()
         if kept.get("terms") == terms.digest and (
-            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("repeats", 0))
+            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("done_again", 0))
         ):
-            raise Refused(
-                "this site knows of rounds that the coordinator's ledger does not have: its run folder is an older "
-                "copy; put the latest one back, or start a new run"
-            )
+            raise Refused(OLDER_COPY)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
@@ -257,10 +256,10 @@ class Site:
             algorithm = None if old is None else old.settings.algorithm
         except (ShoalError, ValueError):
             old = algorithm = None
-        if old is None or algorithm is None:
+        if old is None or algorithm is None or old.digest != kept.get("terms", old.digest):
             raise LedgerError(
                 f"run {kept['run']} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
-                f"read: restore the file, or use the version of Shoal that wrote it"
+                f"read or is of another run: restore the file, or use the version of Shoal that wrote it"
             )
         if old.digest == terms.digest:
             return False
@@ -330,12 +329,14 @@ class Site:
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
-        repeats = max(_said_repeats(message), self._reported(terms).repeats, self._repeats(terms))
+        said = _said_repeats(message)
+        repeats = max(said, self._reported(terms).repeats, self._repeats(terms))
         own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
         self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
-        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t), repeats=repeats)
+        answered = (*history, index.t)
+        self._keep_progress(terms, index.t + 1, kept_turn, answered=answered, repeats=repeats, done_again=said)
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -529,12 +530,17 @@ class Site:
         answered: tuple[int, ...] | None = None,
         repeats: int | None = None,
         reported: ReportedRepeats | None = None,
+        done_again: int = 0,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
         kept["repeats"] = self._repeats(terms) if repeats is None else repeats
+        before = self._kept_progress()
+        kept["done_again"] = max(
+            done_again, before.get("done_again", 0) if before.get("terms") == terms.digest else 0
+        )
         if (latest := self._reported(terms).joined(reported or ReportedRepeats())).repeats > kept["repeats"]:
             kept["reported_repeats"] = [latest.repeats, latest.first]
         if terms.settings.algorithm.priced:
@@ -548,17 +554,25 @@ class Site:
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
-        progress = self.owner.folder / PROGRESS
-        if not progress.exists() and ledger.exists() and Record.read(ledger)[1].charged:
-            raise LedgerError(
-                f"{progress} is missing, so it cannot be known whether {ledger} is the latest copy and which rounds "
-                f"are not charged yet; restore the whole folder as it was last"
-            )
-        head = self._kept_progress().get("ledger")
-        if head is not None and not (ledger.exists() and verify(ledger, str(head)).whole):
+        kept, runs = self._kept_progress(), set[str]()  # that were charged after the line which progress.json names
+        head, own = kept.get("ledger"), str(kept.get("run", ""))[:LONGEST_NAME]
+
+        def look(line: Line) -> None:
+            if line.kind == "intent":
+                runs.add(str(line.body.get("run", "")))
+            if line.hash == head:
+                runs.clear()
+
+        whole = verify(ledger, head, look).whole if ledger.exists() else head is None
+        if not whole:
             raise LedgerError(
                 f"the ledger {ledger} is not the one last written: it was truncated or replaced by an older copy; "
                 f"restore the latest one"
+            )
+        if runs - {own}:  # of its own run there may be some, after a crash
+            raise LedgerError(
+                f"{self.owner.folder / PROGRESS} is missing or an older copy, so it cannot be known whether {ledger} "
+                f"is the latest one and which rounds are not charged yet; restore the whole folder as it was last"
             )
 
     def _kept_state(self, terms: Terms) -> State:

@@ -32,6 +32,11 @@ PROTOCOL = 8
 COUNTS = ("clients", "rounds", "multiplicity", "layers", "clients_per_user")
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""
+OLDER_COPY = (
+    "this site knows of rounds that the coordinator's ledger does not have: its run folder is an older copy; put the "
+    "latest one back, or start a new run"
+)
+"""A site's refusal, at which a coordinator ends a resumed run: it may reach sites that do not know."""
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,13 @@ Bound = float | Tensor
 """A clip's bound as a number, or as a tensor on a device."""
 
 ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one", "user": "zero-out"}
-"""A client or user contributes nothing, and it and its records still count. A record is replaced by another one."""
+"""A client or user contributes nothing, to a sum or to a count, but still counts itself, and noise of its own stays.
+A record is replaced by another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
 COUNTED = Unbounded("it counts what is within its clip, and the noise does not cover that")
+LESS_NOISE = Unbounded("its clip has less noise added to the sum than is charged (update_noise)")
 
 
 class Mechanism(Stating):
@@ -178,6 +180,7 @@ class StepMechanism(Mechanism, ABC):
     """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",)}
 
     @abstractmethod
     def noise_schedule(self) -> Schedule:
@@ -209,7 +212,7 @@ class StepMechanism(Mechanism, ABC):
 
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
-        return ("each client draws the noise of its local steps itself, and tells nobody",)
+        return ("each client draws the noise of its local steps itself, of empty batches too, and tells nobody",)
 
 
 class UpdateMechanism(Mechanism, ABC):
@@ -221,7 +224,10 @@ class UpdateMechanism(Mechanism, ABC):
     """
 
     section: ClassVar[str] = "per_update"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"apply": ("unproven", "event")}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "apply": ("unproven", "event"),
+        "needs_cohort_norms": ("unproven",),
+    }
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
@@ -522,15 +528,16 @@ class Round:
         return TwoLevel(self.rate, 1.0, 1, change, local="none", participation="visible")
 
 
-def count_is_free(clip: GradientClip | UpdateMechanism, noise: float, units: float) -> bool:
-    """Does a clip count, and the noise that is charged does not cover the count?
+def undercharged(clip: GradientClip | UpdateMechanism, noise: float, units: float) -> bool:
+    """Is less noise added than is charged, on what is clipped and on the count, where it counts?
 
     A unit moves the count by 1/2: update_noise^-2 + (2 count_scale)^-2 must be at most noise^-2.
     """
-    if not clip.counts or noise == 0:
+    if noise == 0:
         return False
     try:
-        scale, other = clip.count_scale(units), clip.update_noise(noise, units)
+        scale = clip.count_scale(units) if clip.counts else math.inf
+        other = clip.update_noise(noise, units)
     except ConfigError:  # no round is run with such settings (Algorithm.refuse_unfit)
         return False
     return not (scale > 0 and other > 0 and other**-2 + (2 * scale) ** -2 <= noise**-2 * (1 + 1e-9))

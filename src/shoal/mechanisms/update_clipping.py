@@ -288,7 +288,7 @@ class NoisyClip(Clip):
         return round.shown(unit, own)
 
     def _released(self, round: Round, unit: Unit, own: float) -> Event:
-        if round.clients.shows(round.rate, unit):
+        if round.clients.shows(round.rate):
             return HOW_MANY
         if round.setting.all_answer:
             return round.on_sum(unit, own * math.sqrt(round.cohort))
@@ -317,7 +317,7 @@ class NoisyClip(Clip):
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
         who = "each client" if self.at == "client" else "the server"
-        return (f"{who} draws the noise of each update, and tells nobody",)
+        return (f"{who} draws the noise of each update, of an empty one too, and tells nobody",)
 
     def for_cohort(self, before: float, cohort: float) -> Self:
         """The same with as much noise on the sum of a cohort of another size."""

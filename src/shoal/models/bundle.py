@@ -51,7 +51,8 @@ class Bundle:
         scale: The scale of its pixels.
         features: Public features, computed from pictures.
         columns: The names of a row's numbers, where it came from a table.
-        label: The label's column in a table without a schema.
+        ranges: Public bounds (low, high) of columns in a table without a schema that are scaled to [0, 1].
+        label: The label's column in such a table.
         schema: The table's schema, as a mapping.
         claims: What is proven, each with unit, adjacency, observer, epsilon and delta.
         versions: Of Shoal, PyTorch and Python.
@@ -71,6 +72,7 @@ class Bundle:
     scale: str = "unit"
     features: str = "none"
     columns: tuple[str, ...] = ()
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     label: str | None = None
     schema: dict[str, Any] | None = None
     claims: tuple[dict[str, Any], ...] = ()
@@ -89,8 +91,9 @@ class Bundle:
             raise ConfigError(f"format is {given.get('format')!r}, this version reads {FORMAT}")
         if lacks := [each.name for each in fields(cls) if _needed(each) and each.name not in given]:
             raise ConfigError(f"it lacks {', '.join(lacks)}")
-        if isinstance(shapes := given["input_shape"], dict):
-            given["input_shape"] = {name: tuple(s) if isinstance(s, list) else s for name, s in shapes.items()}
+        for key in ("input_shape", "ranges"):
+            if isinstance(lists := given.get(key), dict):
+                given[key] = {name: tuple(each) if isinstance(each, list) else each for name, each in lists.items()}
         hints = get_type_hints(cls)
         bundle = cls(**{name: checked(name, given[name], kind) for name, kind in hints.items() if name in given})
         _refuse_odd_inputs(bundle.input_shape, bundle.input_type)

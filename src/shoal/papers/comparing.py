@@ -229,11 +229,11 @@ def _proven_words(cell: Cell, lines: list[Line]) -> str:
 
 def _with_change(row: Compared, rows: list[Compared]) -> Compared:
     """Name the first change with which a figure is reproduced that is not reproduced without."""
-    if row.cell.change or row.light != NOT or row.measure not in MEASURES:
-        return row
     place = (row.cell.row, row.cell.column, row.measure)
-    for other in rows:
-        same = (other.cell.row, other.cell.column, other.measure) == place and other.cell.change
-        if same and other.light in (REPRODUCED, EXCEEDED):
-            return replace(row, light=WITH, note=other.cell.change)
+    same = [other for other in rows if (other.cell.row, other.cell.column, other.measure) == place]
+    good = [other.cell.change for other in same if other.light in (REPRODUCED, EXCEEDED)]
+    if row.cell.change and row.light == NOT_RUN and "" in good:
+        return replace(row, note="reproduced without this change")
+    if not row.cell.change and row.light == NOT and row.measure in MEASURES and good:
+        return replace(row, light=WITH, note=good[0])
     return row

@@ -129,7 +129,8 @@ def _not_run(missing: list[Compared], why: str) -> str:
         row.cell.row + (f" ({row.cell.change})" if row.cell.change else "") for row in missing if row.note == why
     )
     words = "; ".join(f"{row} {count}" for row, count in counted.items())
-    return f"⚪ Not run, {counted.total()} figures: {words}." + (f" Why: {why}." if why else "")
+    figures = "1 figure" if counted.total() == 1 else f"{counted.total()} figures"
+    return f"⚪ Not run, {figures}: {words}." + (f" Why: {why}." if why else "")
 
 
 def overview(found: dict[str, list[Compared]], shorts: dict[str, str], places: dict[str, str]) -> str:

@@ -69,7 +69,7 @@ class Board:
         self._client.set_terminated(self._id, "KILLED" if result is None else "FINISHED")
 
     def _found(self) -> str:
-        id = (self._run / FILE).read_text(encoding="utf-8").strip()
+        id = (self._run / FILE).read_text(encoding="utf-8").splitlines()[0]
         self._client.update_run(id, status="RUNNING")
         return id
 
@@ -81,7 +81,7 @@ class Board:
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         tags = {"shoal.run": str(self._run.resolve()), release.KEY: release.METRICS}
         id = str(self._client.create_run(experiment, run_name=self._run.name, tags=tags).info.run_id)
-        (self._run / FILE).write_text(id + "\n", encoding="utf-8")
+        (self._run / FILE).write_text(f"{id}\n{release.KEY}: {release.METRICS}\n", encoding="utf-8")
         settings = flat(read_config(self._run))
         params = [Param(key, str(value)) for key, value in settings.items() if key not in SECRET]
         for first in range(0, len(params), MOST):

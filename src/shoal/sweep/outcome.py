@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,9 @@ def outcome_of(folder: Path, plan: Plan) -> Outcome:
     chosen = chosen_before(folder, plan)
     best = best_of(entries) if chosen is None else chosen
     proven: list[Proven] = []
-    if plan.selection is not None:
+    if chosen is not None:  # as it was: other trials' folders, whose ledgers may have cost more, need not be here
+        proven = [Proven(**claim) for claim in _selected(folder, chosen) or []]
+    elif plan.selection is not None:
         proven = cost.of_the_best(folder, plan)
     elif plan.charge:
         proven = cost.all_together(folder, plan)
@@ -97,19 +98,23 @@ def chosen_before(folder: Path, plan: Plan) -> int | None:
     Raises:
         RunError: Its run is gone.
     """
-    if plan.chosen is not None:
-        if run_folder(folder, plan.chosen) is None:
-            raise RunError(
-                f"the run that this private selection chose is no longer in {cell_folder(folder, plan.chosen)}: "
-                f"put it back; another choice would be a second release"
-            )
-        return plan.chosen
-    for number in range(len(plan.cells) if plan.selection else 0):
-        run = run_folder(folder, number)
-        with suppress(LedgerError):  # a trial without a ledger proves nothing, whichever is chosen
-            if run is not None and Record.read(run / FILE)[1].selected is not None:
-                return number
-    return None
+    trials = range(len(plan.cells) if plan.selection else 0) if plan.chosen is None else [plan.chosen]
+    found = next((number for number in trials if _selected(folder, number) is not None), None)
+    if found is None and plan.chosen is not None:
+        raise RunError(
+            f"the run that this private selection chose is no longer in {cell_folder(folder, plan.chosen)}: "
+            f"put it back; another choice would be a second release"
+        )
+    return found
+
+
+def _selected(folder: Path, number: int) -> list[dict[str, Any]] | None:
+    """What is proven of a trial that a private selection chose; None for any other, also without a ledger."""
+    run = run_folder(folder, number)
+    try:
+        return None if run is None else Record.read(run / FILE)[1].selected
+    except LedgerError:
+        return None
 
 
 def best_of(entries: Sequence[Entry]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,6 +32,13 @@ class Regression(Task):
     figure_names = ("rmse", "mae", "r2")
     higher_is_better = False
     trivial_answer = "always the mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -math.inf < self.low < self.high < math.inf:
+            raise ConfigError(
+                f"the range of a regression must be two numbers, low < high, got {[self.low, self.high]}"
+            )
 
     @classmethod
     def of(cls, settings: TaskSettings, targets: Tensor, classes: tuple[str, ...], **own: Any) -> Self:

@@ -73,10 +73,12 @@ def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def digest(dataset: Dataset, partition: Partition, key: bytes) -> str:
-    """A keyed digest of the training rows and of who holds them: without the key no guess can be tested."""
+def digests(dataset: Dataset, partition: Partition, key: bytes) -> dict[str, str]:
+    """Keyed digests of the training rows, and of rows and who holds them: without the key no guess can be tested."""
     found = hashlib.blake2b(dataset.digest(), key=key, digest_size=32)
+    rows = ""
     for part in (dataset.train_y.numpy(), *partition.definition):
         found.update(f"{part.dtype} {part.shape} ".encode())
         found.update(np.ascontiguousarray(part).data)
-    return found.hexdigest()
+        rows = rows or found.hexdigest()
+    return {"rows": rows, "data": found.hexdigest()}

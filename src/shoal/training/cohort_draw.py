@@ -22,11 +22,15 @@ def draw_cohort(cohort: Cohort, state: State, index: RoundIndex) -> npt.NDArray[
         return np.unique(scheme.take_part(generator, state, index.t, index.total, count, index.again))
     last, times = (state.get(key, torch.zeros(count, dtype=torch.int64)).cpu().numpy() for key in (LAST, TIMES))
     allowed = scheme.participation(index.total, count)
-    may = ((last == 0) | (index.t + 1 - last >= allowed.separation)) & (times < allowed.times)
+    since = index.t + 1 - last
+    apart = since % allowed.separation == 0 if allowed.regular else since >= allowed.separation
+    may = ((last == 0) | (apart & (since > 0))) & (times < allowed.times)
     able = (np.intersect1d(np.flatnonzero(may), cohort.present()),) if scheme.chooses else ()
     clients = np.unique(scheme.draw(generator, index.t, index.total, count, *able))
     if not may[clients].all():
-        raise PluginError(f"clients.sampling {scheme.sampling} drew a client sooner, or more often, than is charged")
+        raise PluginError(
+            f"clients.sampling {scheme.sampling} drew a client sooner, out of turn, or more often than is charged"
+        )
     drawn = np.isin(np.arange(count), clients)
     state[LAST] = torch.from_numpy(np.where(drawn, index.t + 1, last))
     state[TIMES] = torch.from_numpy(times + drawn)

@@ -63,6 +63,7 @@ class TrainingContext:
         *,
         streams: Streams,
         settings: Settings,
+        known: Network | None = None,
     ) -> Self:
         """These clients, on the device that the settings name; the module is moved there.
 
@@ -73,6 +74,7 @@ class TrainingContext:
             partition: Who holds which of them.
             streams: Where every random number comes from.
             settings: Device, memory, threads and speed-ups.
+            known: The module's network, where such a one was compared with plain gradients before.
         """
         _refuse_pieces(module, settings)
         refuse_other_shapes(algorithm.records.augmentations, shape_of(dataset.train_x))
@@ -115,7 +117,7 @@ class TrainingContext:
             timed = replace(step, batch=at_once(net, batch))
             return timed.seconds(net, clients(net), settings.threads, recording)
 
-        net = network(
+        net = known or network(
             module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
             kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
             seconds=None if secure else seconds, sizes=sizes,

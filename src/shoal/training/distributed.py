@@ -25,7 +25,7 @@ from shoal import kernels
 from shoal.algorithms.base import BOUNDARIES
 from shoal.errors import ConfigError
 from shoal.mechanisms.correlated import PAST
-from shoal.training.client_data import digest
+from shoal.training.client_data import digests
 from shoal.training.cohort import State
 from shoal.training.cohort_draw import LAST, TIMES
 from shoal.training.local_training import KEPT
@@ -143,7 +143,7 @@ def facts(trainer: Trainer[SimulatedCohort], config: Mapping[str, object]) -> di
         KERNELS: _kernels(),
         DEVICE: trainer.params.device.type,
         **{f"configuration key {key}": repr(value) for key, value in config.items()},
-        DATA: digest(trainer.evaluation.dataset, cohort.partition, b"ranks"),
+        DATA: digests(trainer.evaluation.dataset, cohort.partition, b"ranks")["data"],
         MODEL: parameters.hexdigest(),
     } | (_rounding(cohort) if cohort.streams.mode == "secure" else {})
 

@@ -100,7 +100,7 @@ class RunFolder:
         """The key of the digest of the run's data in its ledger; drawn for a `new` run."""
         path = self.path / DATA_KEY
         if new and not path.exists():
-            drawn = {release.KEY: release.DATA_KEY, "key": secrets.token_hex(32)}
+            drawn = {release.KEY: release.DATA_KEY, "key": secrets.token_hex(32), "started_in": str(Path.cwd())}
             self.write_text(DATA_KEY, json.dumps(drawn) + "\n")
         return key_in(self.path)
 
@@ -151,6 +151,15 @@ def key_in(folder: Path) -> bytes:
             f"{path} cannot be read, so the data cannot be compared with those of the run; "
             f"put it back, or start a new run"
         ) from None
+
+
+def started_in(folder: Path) -> Path:
+    """The working directory of a run, from which its config.toml names files; else, as in older runs, this one's."""
+    try:
+        found = Path(json.loads((folder / DATA_KEY).read_text(encoding="utf-8"))["started_in"])
+    except (OSError, ValueError, TypeError, KeyError):
+        found = Path()
+    return found if found.is_dir() else Path()
 
 
 def packed(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.data.dataset import Dataset
 from shoal.data.partitions import Partition
 from shoal.errors import ConfigError, RunError
+from shoal.gradients import Network
 from shoal.mechanisms.correlated import PAST
 from shoal.precision import computing
 from shoal.random.streams import Streams
@@ -231,7 +233,8 @@ class Trainer(Generic[AnyCohort]):
         if self.cohort.streams.mode == "secure":  # a resumed run restarts its correlated noise and its momentum
             kept = (key for key in state if key != PAST and not key.startswith(OPTIMIZER_STATE))
             state = {key: state[key] for key in kept}
-        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT}
+        salt = secrets.token_hex(16)  # its digest is public, and correlated noise in it follows from a seed
+        notes = {"round": str(self.done), "ledger": ledger_head, release.KEY: release.CHECKPOINT, "salt": salt}
         folder.write_tensors(CHECKPOINT, {"model": self.params, **state}, notes)
         return folder.digest(CHECKPOINT)
 
@@ -245,6 +248,7 @@ def simulate(
     rounds: int,
     streams: Streams,
     settings: Settings,
+    known: Network | None = None,
 ) -> Trainer[SimulatedCohort]:
     """A trainer whose clients are simulated in this process.
 
@@ -256,8 +260,11 @@ def simulate(
         rounds: How many rounds are planned.
         streams: Where every random number comes from.
         settings: Device, memory, threads, and how often to evaluate and to commit.
+        known: The module's network, where such a one was compared with plain gradients before.
     """
-    cohort = SimulatedCohort.of(algorithm, module, dataset, partition, streams=streams, settings=settings)
+    cohort = SimulatedCohort.of(
+        algorithm, module, dataset, partition, streams=streams, settings=settings, known=known
+    )
     layout = cohort.network.layout
     users = users_of(dataset, partition) if layout.personal_layers else None
     evaluation = Evaluation.of(module, layout, dataset, cohort.workers, users)

@@ -147,10 +147,11 @@ class Clients(Scheme):
         """The number of clients, and the cohort size, of an audit."""
         return 3, 3
 
-    def shows(self, rate: float, unit: Unit) -> bool:
+    def shows(self, rate: float) -> bool:
         """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
 
-        By default yes: the noise is then not taken as that of `expected` clients either.
+        One that contributes nothing adds its noise all the same (zero-out). By default yes: the noise is then not
+        taken as that of `expected` clients either.
         """
         return True
 
@@ -199,9 +200,9 @@ class FixedSizeClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
-        """The noise of another client takes the place of an absent one's."""
-        return rate == 1 and unit == "client"
+    def shows(self, rate: float) -> bool:
+        """Every cohort is of the same size."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -227,9 +228,9 @@ class PoissonClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
+    def shows(self, rate: float) -> bool:
         """The size of a cohort is random, unless all take part."""
-        return rate < 1 or unit == "client"
+        return rate < 1
 
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
@@ -255,9 +256,9 @@ class AllClients(Clients):
         """All clients."""
         return np.arange(clients)
 
-    def shows(self, rate: float, unit: Unit) -> bool:
-        """All take part, and one that contributes nothing adds no noise."""
-        return unit == "client"
+    def shows(self, rate: float) -> bool:
+        """All take part."""
+        return False
 
     def greatest(self, total: int) -> float:
         """0: all clients take part, however many there are."""
