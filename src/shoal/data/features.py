@@ -127,17 +127,17 @@ def _hog_fourier(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda pictures: _waves(_hog2(pictures, smoothed=False), directions)
 
 
-def _directions(width: int, sharpness: float) -> torch.Tensor:
-    """[width, WAVES]: random, always the same ones."""
+def _directions(width: int, sharpness: float, waves: int = WAVES) -> torch.Tensor:
+    """[width, waves]: random, always the same ones."""
     random = torch.Generator().manual_seed(0)
-    normals = torch.randn(width, WAVES, generator=random, dtype=torch.float64)
+    normals = torch.randn(width, waves, generator=random, dtype=torch.float64)
     return (normals * math.sqrt(sharpness)).float()
 
 
 def _waves(h: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
     """Cosines and sines along the directions; their norm is 1 as it is."""
     phase = h @ directions
-    return torch.cat([phase.cos(), phase.sin()], 1) / math.sqrt(WAVES)
+    return torch.cat([phase.cos(), phase.sin()], 1) / math.sqrt(phase.shape[1])
 
 
 def _gradient(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
