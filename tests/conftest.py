@@ -8,6 +8,7 @@ import random
 import sys
 from functools import cache
 
+import hypothesis.core
 import numpy as np
 import pytest
 import typer.main
@@ -23,6 +24,8 @@ settings.load_profile("same")
 os.fsync = os.fstat  # type: ignore[assignment]  # the file is open, all that a test without a power cut can see
 # The tree of all commands, which else is made again for each command.
 typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
+# The digest of a test's source, by which its random numbers are drawn, and which is the same for all its parameters.
+hypothesis.core.function_digest = cache(hypothesis.core.function_digest)
 gc.disable()  # until all tests are collected: what is imported stays
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck
 
 from support.paths import TESTS
+from support.ports import free_port
 
 MOST = 1e-4  # of whole runs that may fail by chance, at most
 
@@ -47,3 +48,8 @@ def test_no_hypothesis_looks_at_a_clock_or_draws_examples_of_its_own(request):
             found = item.function._hypothesis_internal_use_settings
             assert (found.derandomize, found.deadline, found.database) == (True, None, None), item.nodeid
             assert HealthCheck.too_slow in found.suppress_health_check, item.nodeid
+
+
+def test_no_two_tests_are_given_one_port():
+    """Workers' numbers are neighbours, and a coordinator listens a while after its port was chosen."""
+    assert len({free_port() for _ in range(3)}) == 3

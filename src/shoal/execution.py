@@ -116,7 +116,7 @@ def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True
         return
     now = _place(config.data.name, Path())
     for folder, opened, then in _runs_behind(config.init):
-        same = named and now == then
+        same = named and now.resolve() == then.resolve()
         with suppress(RunError):  # its key is gone
             own = digests(trainer.evaluation.dataset, parts, key_in(folder))
             same = same or any(opened.get(key) == value for key, value in own.items())
@@ -127,7 +127,7 @@ def refuse_own_weights(config: Config, trainer: Trainer[Any], named: bool = True
             )
 
 
-def _runs_behind(init: str) -> Iterator[tuple[Path, dict[str, Any], str]]:
+def _runs_behind(init: str) -> Iterator[tuple[Path, dict[str, Any], Path]]:
     """The runs that weights come from, each of which began with the next one's: folder, ledger's first line, data."""
     seen, left = set[Path](), [Path(init).expanduser().absolute()]
     while left:
@@ -140,13 +140,13 @@ def _runs_behind(init: str) -> Iterator[tuple[Path, dict[str, Any], str]]:
                 here = started_in(folder)
                 yield folder, opened, _place(str(written["data.name"]), here)
                 if "init" in written:
-                    left.append(here / Path(str(written["init"])).expanduser())
+                    left.append(_place(str(written["init"]), here))
 
 
-def _place(name: str, folder: Path) -> str:
-    """The file that data are, by their name in a folder; else the name."""
-    path = (folder / Path(name).expanduser()).resolve()
-    return str(path) if path.exists() else name
+def _place(name: str, folder: Path) -> Path:
+    """The file of a name in a folder; where it is no longer there, in the present one."""
+    path = Path(name).expanduser()
+    return (folder / path if (folder / path).exists() else path).absolute()
 
 
 def _begun(

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import Allocated, Gaussian, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import Allocated, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.theorems import DRAWN, IN_SIGHT, TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
@@ -161,20 +161,11 @@ def test_a_random_number_of_noises_proves_nothing_for_the_release():
     assert "reveals the cohort size" in why_not(sdp(sampling="poisson"), "record")
 
 
-def test_a_client_that_contributes_nothing_keeps_its_noise_also_where_everyone_takes_part():
-    """One reading of zero-out: 25 of 100 clients, 100 of 100, or all of them. Noise in steps is the client's own."""
-    assert charged(sdp(sampling="all")) == Gaussian(30.0) == charged(sdp(sampling="all"), "record")
-    everyone = replace(sdp(), clients=Clients("fixed-size", 100))
-    assert charged(everyone) == Sampled("fixed-size", 1.0, Gaussian(30.0))
-    in_steps = replace(algorithm("fed-cdp"), clients=Clients("all"))
-    noise = 6.0 / 5 / math.sqrt(SETTING.layers)
-    assert charged(in_steps, setting=replace(SETTING, sizes=(50,))) == Repeat(Gaussian(noise), 100)
-    assert "of empty batches too" in in_steps.per_step.assumes()[0]
-
-
 @pytest.mark.slow
-def test_a_client_that_took_its_noise_along_would_show():
+def test_a_client_that_comes_or_goes_changes_the_noise_itself_where_everyone_adds_some():
     """With 34,720 parameters one share of noise in 100 more or less is seen in the spread of the release alone."""
+    assert "reveals the cohort size" in why_not(sdp(sampling="all"))
+    assert charged(sdp(sampling="all"), "record") == Gaussian(3.0 * math.sqrt(100))
     random = Streams(0).generator("spread")
     guesses = [100 if random.standard_normal(34_720).var() * n > 99.5 else 99 for n in (99, 100) for _ in range(200)]
     wrong = guesses[:200].count(100) + guesses[200:].count(99)

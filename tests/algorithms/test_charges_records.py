@@ -27,7 +27,7 @@ from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.record_clipping import MaxClip, QuantileRecordClip, RecordClip
 from shoal.mechanisms.sampling import LARGEST_BATCH, Clients, Records
 from shoal.mechanisms.setting import Setting
-from shoal.mechanisms.update_clipping import Clip
+from shoal.mechanisms.update_clipping import Clip, NoisyClip
 
 SETTING = Setting(clients=100, rounds=20, layers=4, sizes=(60,))
 OBSERVERS = ("release", "server", "client-process")
@@ -283,12 +283,14 @@ def test_a_fixed_size_sample_hides_who_came_from_those_who_see_the_release():
     ("changes", "reason"),
     [
         ({"clients": Clients("poisson", 25)}, "reveals the cohort size"),
+        ({"clients": Clients("all")}, "reveals the cohort size"),
+        ({"clients": Clients("fixed-size", 100)}, "reveals the cohort size"),
         ({"local": Local(epochs=1)}, "clients of different sizes"),
         ({"aggregate": Aggregate("size")}, "clients of different sizes"),
         ({"local": Local(steps=12, momentum=0.5, keep_momentum=True)}, "clients keep state (momentum"),
     ],
 )
-def test_the_release_tells_of_a_client_where_the_amount_of_noise_varies(changes, reason):
+def test_the_release_tells_of_a_client_where_its_noise_is_missing_with_it(changes, reason):
     record = cdp(**{"clients": Clients("fixed-size", 25), "records": Records("shuffled", 6)} | changes)
     assert reason in why_not(record, "client", setting=replace(SETTING, sizes=(60, 66)))
 
@@ -300,6 +302,11 @@ def test_who_sees_an_update_sees_its_clients_size_where_sizes_differ(observer, c
     record = cdp(records=Records("shuffled", 6), **changes)
     assert "reveal their sizes" in why_not(record, "client", observer, setting=replace(SETTING, sizes=(60, 66)))
     assert charged(record, "client", observer, setting=replace(SETTING, sizes=(60,))).noise > 0
+
+
+def test_noise_of_each_clients_own_tells_how_many_came_also_where_a_fixed_size_takes_all():
+    record = replace(algorithm("fed-sdp"), clients=Clients("fixed-size", 100), per_update=NoisyClip(1.0, 3.0))
+    assert "reveals the cohort size" in why_not(record, "client")
 
 
 THESIS = [(0.1, 100, 4.0, 635, 1e-3), (0.05, 1000, 4.0, 1740, 1e-5), (0.005, 10_000, 1.85, 15_000, 1e-5)]
@@ -430,8 +437,9 @@ def test_what_is_proven_is_put_in_words():
 )
 def test_calibration_scales_the_noise_that_protects_the_unit(record, unit, observer, boundary):
     budget = Budget(3.0, 1e-5, "rdp", ADJACENCIES[unit])  # PLD takes seconds for a schedule
-    found = calibrated(record, SETTING, budget, unit, observer)
-    cost = budget.cost(whole_run(found, SETTING, SETTING.rounds, unit, observer)).epsilon
+    setting = replace(SETTING, rounds=6)  # and RDP for each of its noises a tenth of one
+    found = calibrated(record, setting, budget, unit, observer)
+    cost = budget.cost(whole_run(found, setting, setting.rounds, unit, observer)).epsilon
     assert 2.97 < cost <= 3.0
     assert replace(found, **{boundary: getattr(record, boundary)}) == record
 

@@ -332,23 +332,6 @@ def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("new", [True, False])
-def test_a_coordinator_that_put_its_latest_checkpoint_back_is_no_older_copy(replies, tmp_path, new):
-    """With an older one it spoke of a round to run again, and ran none: its ledger has two rounds, then three."""
-    site, terms, message = replies
-    if not new:
-        site.answer(TERMS, terms)
-        site.answer(ROUND, message)
-    site.answer(TERMS, Payload(terms.values | {"round": 0, "charged": 2, "repeats": 1}))
-    site.close()
-    for said in ({"round": 2}, {"round": 3}):
-        site = Site(site.owner)
-        assert "agreed" in site.answer(TERMS, Payload(terms.values | said)).values
-        site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
-        site.close()
-
-
-@pytest.mark.slow
 def test_a_coordinator_that_lost_its_last_lines_ends_where_one_site_knows_of_them(tmp_path):
     """Its folder of before the second round is put back. The other sites do not know, and would be charged less."""
     grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"

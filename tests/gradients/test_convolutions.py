@@ -317,26 +317,26 @@ NETWORKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_whole_networks_are_batched_and_agree_at_both_levels(name, batch):
+def test_whole_networks_are_batched_and_agree_at_both_levels(name):
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     module = make().double()
     sample = torch.rand(2, *shape)
-    x, y = torch.rand(2, batch, *shape, dtype=torch.float64), torch.randint(0, 10, (2, batch))
-    weights, factors = torch.rand(2, batch, dtype=torch.float64), torch.rand(1, 2, batch, dtype=torch.float64)
     for per_record, slow in ((False, SequentialNetwork), (True, RecordNetwork)):
-        fast = network(module, sample, per_record=per_record)
+        fast, plain = network(module, sample, per_record=per_record), slow(module)
         assert isinstance(fast, BatchedNetwork)
         start = fast.layout.flatten(module)
         params = torch.stack([start, 1.1 * start])
-        ours, theirs = (way.backward(params, x, y, weights) for way in (fast, slow(module)))
-        sums = [torch.zeros_like(params), torch.zeros_like(params)]
-        ours.accumulate(sums[0], 1.0, *([factors] if per_record else []))
-        theirs.accumulate(sums[1], 1.0, *([factors] if per_record else []))
-        torch.testing.assert_close(*sums, rtol=1e-9, atol=1e-11)
-        if per_record:
-            torch.testing.assert_close(ours.squares().sum(0), theirs.squares().sum(0), rtol=1e-9, atol=1e-15)
+        for batch in (0, 1, 3):
+            x, y = torch.rand(2, batch, *shape, dtype=torch.float64), torch.randint(0, 10, (2, batch))
+            weights, factors = (torch.rand(*of, batch, dtype=torch.float64) for of in ((2,), (1, 2)))
+            ours, theirs = (way.backward(params, x, y, weights) for way in (fast, plain))
+            sums = [torch.zeros_like(params), torch.zeros_like(params)]
+            ours.accumulate(sums[0], 1.0, *([factors] if per_record else []))
+            theirs.accumulate(sums[1], 1.0, *([factors] if per_record else []))
+            torch.testing.assert_close(*sums, rtol=1e-9, atol=1e-11)
+            if per_record:
+                torch.testing.assert_close(ours.squares().sum(0), theirs.squares().sum(0), rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """Parameters that a model's own code uses get a rule, in the shape in which they are used."""
 
+from itertools import product
+
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from shoal.gradients import network
@@ -62,10 +62,10 @@ class VisionTransformer(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leading", [(1,), ()], ids=["[1, T, D]", "[T, D]"])
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_vision_transformer(leading, batch):
+def test_vision_transformer(leading):
     torch.manual_seed(0)
-    assert_both_ways_agree(VisionTransformer(leading), torch.rand(2, batch, 1, 8, 8, dtype=torch.float64))
+    x = torch.rand(2, 3, 1, 8, 8, dtype=torch.float64)
+    assert_both_ways_agree(VisionTransformer(leading), x, sizes=[(2, 0), (2, 1), (2, 3)])
 
 
 class Uses(nn.Module):
@@ -103,13 +103,12 @@ SHAPES = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize(("inner", "shape", "records"), SHAPES)
-@settings(max_examples=5, deadline=None, derandomize=True)
-@given(st.integers(1, 3), st.sampled_from([0, 1, 4]), st.booleans())
-def test_any_shape_that_broadcasts(inner, shape, records, clients, batch, twice):
+def test_any_shape_that_broadcasts(inner, shape, records, twice):
     torch.manual_seed(0)
-    x = torch.rand(clients, batch, *inner, WIDTH, dtype=torch.float64)
-    assert_both_ways_agree(Uses(shape, records, twice), x)
+    x = torch.rand(3, 4, *inner, WIDTH, dtype=torch.float64)
+    assert_both_ways_agree(Uses(shape, records, twice), x, sizes=product([1, 2, 3], [0, 1, 4]))
 
 
 class Product(nn.Module):

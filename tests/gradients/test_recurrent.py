@@ -243,10 +243,10 @@ CELLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("records", [0, 1, 4])
-def test_cells_in_a_loop(name, given, records):
+def test_cells_in_a_loop(name, given):
     torch.manual_seed(0)
-    assert_both_ways_agree(Steps(CELLS[name], given), torch.randn(2, records, 5, 3, dtype=torch.float64))
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    assert_both_ways_agree(Steps(CELLS[name], given), x, sizes=[(2, 0), (2, 1), (2, 4)])
 
 
 def test_a_cell_that_is_partly_frozen_or_hooked_has_no_rule():

@@ -63,11 +63,11 @@ class AttendsTwice(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_a_layer_called_again(name, batch):
+def test_a_layer_called_again(name):
     torch.manual_seed(0)
     make, shape = LAYERS[name]
-    assert_both_ways_agree(Again(make()), torch.rand(2, batch, *shape, dtype=torch.float64))
+    x = torch.rand(2, 3, *shape, dtype=torch.float64)
+    assert_both_ways_agree(Again(make()), x, sizes=[(2, 0), (2, 1), (2, 3)])
 
 
 def test_a_recurrent_cell_as_people_write_it():

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +143,31 @@ def test_names_of_data_and_weights_are_those_of_the_folder_in_which_a_run_was_st
     for init in (first, between):
         with pytest.raises(ConfigError, match="learnt from the same data"):
             shoal.run(private | {"data.test_fraction": 0.5}, data=tables["here"], init=str(init), runs=tmp_path)
+
+
+@pytest.mark.slow
+def test_data_and_weights_that_were_moved_are_known_in_the_new_folder(tmp_path, monkeypatch):
+    keys = {"model": "linear", "rounds": 1, "data.clients": 4, "clients.sampling": "all", "data.partition": "iid"}
+    private, here, there = keys | {"algorithm": "trusted-curator"}, tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    for number, name in enumerate(("table.csv", "other.csv")):
+        rows = "".join(f"{(k + number) % 7},{k % 5},{k % 2}\n" for k in range(50))
+        (here / name).write_text(f"a,b,label\n{rows}")
+    monkeypatch.chdir(here)
+    first = shoal.run(private, data="table.csv", runs="runs").run
+    between = shoal.run(keys, algorithm="fedavg", data="other.csv", init=str(first), runs="runs").run
+    for name in ("runs", "table.csv", "other.csv"):
+        shutil.move(name, there / name)
+    monkeypatch.chdir(there)
+    for init in (first, between):
+        for changed in ({}, {"data.test_fraction": 0.5}):
+            with pytest.raises(ConfigError, match="learnt from the same data"):
+                shoal.run(private | changed, data="table.csv", init=str(init), runs="runs")
+    digits = shoal.run(private, data="digits", runs="runs").run
+    Path("digits").mkdir()
+    with pytest.raises(ConfigError, match="learnt from the same data"):
+        shoal.run(private | {"data.scale": "standard"}, data="digits", init=str(digits), runs="runs")
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def batched(module, sample, losses=cross_entropy, targets=None, per_record=True)
     return found
 
 
-def assert_both_ways_agree(module, x, y=None, losses=cross_entropy, classes=3):
+def assert_both_ways_agree(module, x, y=None, losses=cross_entropy, classes=3, sizes=()):
     """Gradients, norms of each layer and weighted sums, for clients with parameters of their own and empty places.
 
     Args:
@@ -29,36 +29,39 @@ def assert_both_ways_agree(module, x, y=None, losses=cross_entropy, classes=3):
         y: Their targets; classes are drawn if not given.
         losses: The loss of each record.
         classes: How many classes the model has.
+        sizes: How many clients and records of each are compared; all at once if not given. The model is tried once.
     """
     module = module.double()
     y = torch.randint(0, classes, x.shape[:2]) if y is None else y
     sample = x.flatten(0, 1)[:3] if x.numel() else torch.ones(3, *x.shape[2:], dtype=x.dtype)
     targets = y.flatten(0, 1)[:3] if y.numel() else torch.zeros(3, *y.shape[2:], dtype=y.dtype)
-    fast = batched(module, sample, losses, targets)
+    fast, plain = (batched(module, sample, losses, targets, records) for records in (True, False))
     start = fast.layout.flatten(module)
     start = start + 0.1 * torch.sin(torch.arange(len(start), dtype=torch.float64) * 12.9898)
-    params = torch.stack([start * (1 + 0.1 * k) for k in range(len(x))])
-    mask = (torch.rand(x.shape[:2]) > 0.2).double()
-    given = params, x, y, mask, torch.randint(-(2**62), 2**62, mask.shape)
 
     # The one to compare with needs no trial, but for where records are in what dropout draws.
     tried = (sample, targets) if fast.drops else ()
+    slow, slow_plain = (
+        network(module, *tried, losses=losses, per_record=per_record, way="sequential")
+        for per_record in (True, False)
+    )
 
-    def sequential(per_record):
-        return network(module, *tried, losses=losses, per_record=per_record, way="sequential")
+    for clients, records in sizes or [x.shape[:2]]:
+        params = torch.stack([start * (1 + 0.1 * k) for k in range(clients)])
+        mask = (torch.rand(clients, records) > 0.2).double()
+        seeds = torch.randint(-(2**62), 2**62, mask.shape)
+        given = params, x[:clients, :records], y[:clients, :records], mask, seeds
+        assert_sums_agree(params, plain.backward(*given), slow_plain.backward(*given))
 
-    ours, theirs = (way.backward(*given) for way in (fast, sequential(per_record=True)))
-    plain = batched(module, sample, losses, targets, per_record=False).backward(*given)
-    assert_sums_agree(params, plain, sequential(per_record=False).backward(*given))
-
-    squares = dict(zip(ours.layers, ours.squares(), strict=True))
-    expected = dict(zip(theirs.layers, theirs.squares(), strict=True))
-    for layer in expected | squares:
-        nothing = torch.zeros_like(mask)
-        torch.testing.assert_close(squares.get(layer, nothing), expected.get(layer, nothing), **CLOSE)
-    torch.testing.assert_close(ours.records(), theirs.records(), **CLOSE)
-    factors = torch.rand(1, *x.shape[:2], dtype=torch.float64)
-    assert_sums_agree(params, ours, theirs, factors)
+        ours, theirs = fast.backward(*given), slow.backward(*given)
+        squares = dict(zip(ours.layers, ours.squares(), strict=True))
+        expected = dict(zip(theirs.layers, theirs.squares(), strict=True))
+        for layer in expected | squares:
+            nothing = torch.zeros_like(mask)
+            torch.testing.assert_close(squares.get(layer, nothing), expected.get(layer, nothing), **CLOSE)
+        torch.testing.assert_close(ours.records(), theirs.records(), **CLOSE)
+        factors = torch.rand(1, *mask.shape, dtype=torch.float64)
+        assert_sums_agree(params, ours, theirs, factors)
     return fast
 
 

@@ -16,7 +16,7 @@ from shoal.algorithms.base import Algorithm, Local
 from shoal.audit import bounds
 from shoal.audit.bounds import Array, Point
 from shoal.audit.cases import BATCH, DRIFT_BATCH, DRIFT_STEPS, MORE, Case
-from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, steps_of, zeroed
+from shoal.audit.testbed import Holder, Row, Seen, federation, rounds_of, silent, steps_of, without
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 from shoal.training.round import SimulatedCohort, run_round
@@ -129,7 +129,8 @@ def sum_neighbours(
         return [(made([*others, nothing]), played), (made([*others, everything]), played)]
     still = [[Row(0.0, 1 + k)] for k in range(count - 1)]
     if case.kind == "published":  # the median lies between two norms, and one more client moves it
-        return _with_and_without(played, [[Row(0.5, 1)], [Row(1.0, 2)], [Row(1.0)]], made)
+        whole = made([[Row(0.5, 1)], [Row(1.0, 2)], [Row(1.0)]])
+        return [(whole, without(played, 2)), (whole, played)]
     here, opposite = [Row(0.999 * clip)], [Row(FAR * clip, sign=-1)]
     if played.clients.replaces:  # another client takes the place of one that is absent
         against = [opposite] * (count - 1)
@@ -137,15 +138,8 @@ def sum_neighbours(
         return [(made(other), played), (made([*against, here]), played)]
     if case.unit == "record":
         return [(made([*still, opposite]), played), (made([*still, here]), played)]
-    return _with_and_without(played, [*still, [Row(FAR * clip)]], made)
-
-
-def _with_and_without(
-    played: Algorithm, clients: Sequence[Holder], made: Callable[[Sequence[Holder]], Trainer[SimulatedCohort]]
-) -> list[tuple[Trainer[SimulatedCohort], Algorithm]]:
-    """The last client contributes nothing, or what it holds."""
-    less, held = zeroed(played, clients, len(clients) - 1)
-    return [(made(held), less), (made(clients), played)]
+    whole = made([*still, [Row(FAR * clip)]])
+    return [(whole, without(played, count - 1)), (whole, played)]
 
 
 def update_radius(record: Algorithm, streams: Streams) -> float:

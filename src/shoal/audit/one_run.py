@@ -25,7 +25,7 @@ from shoal.audit.cases import DELTA, Case, Claim
 from shoal.audit.checks import charged_noise
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.one_run_bounds import Count, guesses_of
-from shoal.audit.testbed import Holder, Row, federation, known_noise, one_thread, steps_of, zeroed
+from shoal.audit.testbed import Holder, Row, federation, known_noise, one_thread, steps_of, without
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
@@ -177,7 +177,7 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
         played = replace(broken.played, records=everything)
         clients = [*([[Row(0.0)]] * (broken.case.setting.clients - 1)), rows]
     if not swaps:
-        played, clients = zeroed(played, clients, *np.flatnonzero(coins < 0).tolist())
+        played = without(played, *np.flatnonzero(coins < 0).tolist())
     sim = federation(played, clients, count, broken.streams, rounds=rounds)
     rate = 1.0 if played.sums_gradients else played.clients.rate(0, rounds, count)
     state: dict[str, Tensor] = {}

@@ -169,14 +169,8 @@ def silent(record: Algorithm) -> Algorithm:
     )
 
 
-def zeroed(record: Algorithm, clients: Sequence[Holder], *gone: int) -> tuple[Algorithm, list[Holder]]:
-    """The method, and what clients hold, where some contribute nothing (zero-out): sampling is as ever.
-
-    They are drawn and do not come: even an empty update would be counted by an adaptive clip. But where each update
-    has its own noise, that of an empty one stays.
-    """
-    if record.per_update is not None and record.per_update.draws_noise:
-        return record, [[Row(0.0)] if client in gone else held for client, held in enumerate(clients)]
+def without(record: Algorithm, *gone: int) -> Algorithm:
+    """The method where these clients are not there: sampling as ever, they are drawn, and do not come."""
     asked = "draw" if record.clients.separated else "take_part"  # as cohort_draw does
     drawn_by = getattr(type(record.clients), asked)
 
@@ -184,7 +178,7 @@ def zeroed(record: Algorithm, clients: Sequence[Holder], *gone: int) -> tuple[Al
         drawn: np.ndarray = drawn_by(self, *given)
         return drawn[~np.isin(drawn, gone)]
 
-    return replace(record, clients=altered(record.clients, **{asked: those_who_come})), list(clients)
+    return replace(record, clients=altered(record.clients, **{asked: those_who_come}))
 
 
 @contextmanager

@@ -185,13 +185,11 @@ class Site:
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
         """Refuse a coordinator whose ledger lacks rounds that this site knows of.
 
-        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that. Repeats
-        count from the first round that names them: before, they were a plan, given up where the latest checkpoint is
-        put back.
+        It runs them again and cannot say so, and sites whom sampling hides would not be charged for that.
         """
         kept = self._kept_progress()
         if kept.get("terms") == terms.digest and (
-            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("done_again", 0))
+            charged < int(kept.get("furthest", 0)) or repeats < int(kept.get("repeats", 0))
         ):
             raise Refused(OLDER_COPY)
 
@@ -329,14 +327,12 @@ class Site:
         if cycle > 1 and turn == last_turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(following, index.t), index.t)
-        said = _said_repeats(message)
-        repeats = max(said, self._reported(terms).repeats, self._repeats(terms))
+        repeats = max(_said_repeats(message), self._reported(terms).repeats, self._repeats(terms))
         own = index.t < following or (again and index.t > turn)  # this round is one of them, and charged below
         self._charge_repeats(terms, repeats - own, following, range(missed.start, index.t + 1))
         self._site_ledger.charge(algorithm, terms.charged, missed, index.t, self._records, history, again, furthest)
         kept_turn = last_turn if again and index.t > turn else turn  # a block begun again allocates all of it anew
-        answered = (*history, index.t)
-        self._keep_progress(terms, index.t + 1, kept_turn, answered=answered, repeats=repeats, done_again=said)
+        self._keep_progress(terms, index.t + 1, kept_turn, answered=(*history, index.t), repeats=repeats)
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -530,17 +526,12 @@ class Site:
         answered: tuple[int, ...] | None = None,
         repeats: int | None = None,
         reported: ReportedRepeats | None = None,
-        done_again: int = 0,
     ) -> None:
         """Called after the charge: a crash in between charges that round twice, never zero times."""
         kept: dict[str, Any] = {"run": terms.run, "terms": terms.digest, "next": following, "ended": ended}
         kept |= {"furthest": max(following, self._furthest(terms)), "records": self._records}
         kept |= {} if turn is None else {"turn": turn}
         kept["repeats"] = self._repeats(terms) if repeats is None else repeats
-        before = self._kept_progress()
-        kept["done_again"] = max(
-            done_again, before.get("done_again", 0) if before.get("terms") == terms.digest else 0
-        )
         if (latest := self._reported(terms).joined(reported or ReportedRepeats())).repeats > kept["repeats"]:
             kept["reported_repeats"] = [latest.repeats, latest.first]
         if terms.settings.algorithm.priced:

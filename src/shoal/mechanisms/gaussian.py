@@ -37,8 +37,8 @@ from shoal.random.secure_streams import STEPS, SecureGenerator, charged, discret
 from shoal.random.streams import Keystream
 
 HOW_MANY = Unbounded(
-    "each update has its own noise, so the noise in the sum reveals the cohort size; clients.sampling=fixed-size "
-    "would hide it"
+    "each update has its own noise, so the noise in the sum reveals the cohort size; a fixed-size cohort of fewer "
+    "than all clients would hide it"
 )
 UNCAPPED = Unbounded("a user may have any number of records: set records.max_per_user")
 PRIVATE_OWNERSHIP = Unbounded(
@@ -265,7 +265,7 @@ class StepNoise(StepMechanism):
             return Unbounded("clients of different sizes add different amounts of noise, which reveal their sizes")
         if observer != "release":
             return TwoLevel(rate, 1.0, max(steps), z / most / 2, local="none")
-        if round.clients.shows(rate):
+        if round.clients.shows(rate, "client"):
             return HOW_MANY
         if not round.setting.all_answer:
             return WITH_ITS_NOISE

@@ -45,8 +45,7 @@ Bound = float | Tensor
 """A clip's bound as a number, or as a tensor on a device."""
 
 ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one", "user": "zero-out"}
-"""A client or user contributes nothing, to a sum or to a count, but still counts itself, and noise of its own stays.
-A record is replaced by another one."""
+"""A client or user contributes nothing, and it and its records still count. A record is replaced by another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")
@@ -212,7 +211,7 @@ class StepMechanism(Mechanism, ABC):
 
     def assumes(self) -> tuple[str, ...]:
         """Who draws the noise."""
-        return ("each client draws the noise of its local steps itself, of empty batches too, and tells nobody",)
+        return ("each client draws the noise of its local steps itself, and tells nobody",)
 
 
 class UpdateMechanism(Mechanism, ABC):

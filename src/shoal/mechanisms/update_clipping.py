@@ -288,7 +288,7 @@ class NoisyClip(Clip):
         return round.shown(unit, own)
 
     def _released(self, round: Round, unit: Unit, own: float) -> Event:
-        if round.clients.shows(round.rate):
+        if round.clients.shows(round.rate, unit):
             return HOW_MANY
         if round.setting.all_answer:
             return round.on_sum(unit, own * math.sqrt(round.cohort))

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import time
 
 import httpx
@@ -37,9 +36,7 @@ threads = 1
 
 def test_a_federation_is_watched_asked_and_stopped(tmp_path):
     (tmp_path / "federation.toml").write_text(CONFIG)
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
-        metrics = free_port()
+    port, metrics = free_port(), free_port()
     as_json = ["--log-format", "json"]
     words = ["serve", "federation.toml", "--port", str(port), "--metrics", str(metrics), *as_json]
     coordinator = start(tmp_path, "serve.log", words)

@@ -147,11 +147,10 @@ class Clients(Scheme):
         """The number of clients, and the cohort size, of an audit."""
         return 3, 3
 
-    def shows(self, rate: float) -> bool:
+    def shows(self, rate: float, unit: Unit) -> bool:
         """Where each client adds its own noise: does the amount of noise in the sum reveal who took part?
 
-        One that contributes nothing adds its noise all the same (zero-out). By default yes: the noise is then not
-        taken as that of `expected` clients either.
+        By default yes: the noise is then not taken as that of `expected` clients either.
         """
         return True
 
@@ -200,9 +199,9 @@ class FixedSizeClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Unbounded(ONE_FOR_ANOTHER) if remembers and rate < 1 else Sampled("fixed-size", rate, event)
 
-    def shows(self, rate: float) -> bool:
-        """Every cohort is of the same size."""
-        return False
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """The noise of another client takes the place of an absent one's; else that of its empty update stays."""
+        return rate == 1 and unit == "client"
 
 
 @dataclass(frozen=True)
@@ -228,9 +227,9 @@ class PoissonClients(Clients):
         """The event of a round, amplified by the sampling."""
         return Sampled("poisson", rate, event)
 
-    def shows(self, rate: float) -> bool:
+    def shows(self, rate: float, unit: Unit) -> bool:
         """The size of a cohort is random, unless all take part."""
-        return rate < 1
+        return rate < 1 or unit == "client"
 
     def for_canaries(self) -> Clients:
         """All clients: the audit game itself runs the sampling."""
@@ -256,9 +255,9 @@ class AllClients(Clients):
         """All clients."""
         return np.arange(clients)
 
-    def shows(self, rate: float) -> bool:
-        """All take part."""
-        return False
+    def shows(self, rate: float, unit: Unit) -> bool:
+        """All take part: if the noise of one that contributes nothing went with it, the sum would show that."""
+        return unit == "client"
 
     def greatest(self, total: int) -> float:
         """0: all clients take part, however many there are."""
