@@ -109,10 +109,10 @@ def _client(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]
     return [bias, Search(row, shown | QUANTILE, _named(grid))]
 
 
-def _client_fourier(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
-    """The same with random Fourier features."""
-    own = geyer_tables.fourier(clients, epsilon) | QUANTILE | {"data.name": "fashion-mnist"}
-    return [Search(f"{clients} clients, epsilon {epsilon:g}, random Fourier features", own, _named(grid))]
+def _client_on(features: str, clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
+    """The same on features whose form was chosen on Fashion-MNIST too."""
+    own = geyer_tables.proven(clients, epsilon) | QUANTILE | {"data.name": "fashion-mnist", "data.features": features}
+    return [Search(f"{clients} clients, epsilon {epsilon:g}, {features}", own, _named(grid))]
 
 
 def _named(grid: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -139,14 +139,20 @@ GROUPS = {
     ),
     "client-10000": _client(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9)),
     "client-scattering": _client_scattering(),
-    "client-fourier-100": _client_fourier(
-        100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
+    "client-fourier-100": _client_on(
+        "hog-fourier", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
     ),
-    "client-fourier-1000-1": _client_fourier(
-        1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)
+    "client-fourier-1000-1": _client_on(
+        "hog-fourier", 1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)
     ),
-    "client-fourier-1000": _client_fourier(1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
-    "client-fourier-10000": _client_fourier(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
+    "client-fourier-1000": _client_on("hog-fourier", 1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
+    "client-fourier-10000": _client_on("hog-fourier", 10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
+    "client-sharp-100": _client_on(
+        "hog-sharp", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
+    ),
+    "client-sharp-1000-1": _client_on(
+        "hog-sharp", 1000, 1.0, rounds=(20, 40, 80), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9), epochs=(5, 10)
+    ),
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),

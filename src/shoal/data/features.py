@@ -122,9 +122,13 @@ def _hog2(
     return _unit(h)
 
 
+def _hog_sharp(x: torch.Tensor) -> torch.Tensor:
+    return _hog2(x, smoothed=False)
+
+
 def _hog_fourier(x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     directions = _directions(8 * CELLS**2, SHARPNESS).to(x.device)
-    return lambda pictures: _waves(_hog2(pictures, smoothed=False), directions)
+    return lambda pictures: _waves(_hog_sharp(pictures), directions)
 
 
 def _directions(width: int, sharpness: float, waves: int = WAVES) -> torch.Tensor:
@@ -223,6 +227,7 @@ class Feature:
 FEATURES = {
     "hog": Feature(1, CELLS, lambda x: _hog),
     "hog2": Feature(1, CELLS, lambda x: _hog2),
+    "hog-sharp": Feature(1, CELLS, lambda x: _hog_sharp),
     "hog-fourier": Feature(2, CELLS, _hog_fourier),
     "scattering": Feature(1, 8, _scattering),
 }
