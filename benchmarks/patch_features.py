@@ -14,7 +14,7 @@ replace-one is printed beside it). A cell is cifar10/sites/epsilon/seed; several
 (distributed-dp-sgd), against the server and one site.
 
 CIFAR-10 chose no setting: `--search` tries the grid on the garments of Fashion-MNIST, drawn in random colours and
-places on synthetic pictures, and its best are used. What SEARCH and FILE hold is not run again.
+places on synthetic pictures, and its best are used. Cells that FILE holds are not run again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ import shoal
 from record_budget import DELTA, noise_for, spent, steps_of
 from shoal.accounting.events import Event
 from shoal.data import Dataset
-from shoal.data.features import _directions, _waves
 from synthetic_pictures import dead_leaves, generated
 
 SITES, EPSILONS, SEEDS = (1, 10), (1, 3, 8), 5
@@ -54,9 +53,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], int, int]] = {
 }
 """Sides of patches, filters of each, and parts of a picture."""
 STEPS = 400
-GRID = {"components": (2000, 4000, 8000), "sharpness": (0.0, 0.5, 1.0, 2.0), "lr": (1.5, 3.0, 5.0, 10.0, 20.0)}
-LIFTED, WAVES = "6, 8 and 12, thirds", 8192
-"""The network whose features are also taken as random Fourier ones, where the sharpness of the kernel is above 0."""
+GRID = {"components": (2000, 4000, 8000), "lr": (1.5, 3.0, 5.0, 10.0, 20.0)}
 
 
 def synthetic(count: int, random: Generator, at_once: int = 512) -> Tensor:
@@ -167,14 +164,10 @@ class Network:
         """The roots of the mean over a picture and its mirror image."""
         return _features(self.patches, pictures)
 
-    def components(self, features: Tensor, count: int, sharpness: float) -> Tensor:
-        """Unit vectors of so many components, whitened, or random Fourier features of these."""
+    def components(self, features: Tensor, count: int) -> Tensor:
+        """Unit vectors of so many components, whitened."""
         whitened = self.basis[:, :count] * (self.values[:count] + 0.1 * self.values[:count].mean()).rsqrt()
-        found = [F.normalize((part.float() - self.mean) @ whitened, dim=1) for part in features.split(4096)]
-        if sharpness:
-            directions = _directions(count, sharpness, WAVES).to(whitened)
-            found = [_waves(part, directions) for part in found]
-        return torch.cat(found)
+        return torch.cat([F.normalize((part.float() - self.mean) @ whitened, dim=1) for part in features.split(4096)])
 
 
 def _features(patches: tuple[Patches, ...], pictures: Tensor, at_once: int = 64) -> Tensor:
@@ -207,24 +200,16 @@ def search(given: argparse.Namespace, records: int = 50_000) -> None:
     data = shoal.load("fashion-mnist")
     pictures = coloured(data.train_x, Generator(given.device).manual_seed(1))
     labels = data.train_y.to(given.device)
-    keys = ("epsilon", "network", "components", "sharpness", "lr")
-    held = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    done = {tuple({"sharpness": 0.0, **line}[key] for key in keys) for line in held}
     for name in NETWORKS:
-        sharpnesses = GRID["sharpness"] if name == LIFTED else (0.0,)
-        grid = itertools.product(GRID["components"], sharpnesses, EPSILONS, GRID["lr"])
-        wanted = [each for each in grid if (each[2], name, each[0], each[1], each[3]) not in done]
-        if not wanted:
-            continue
         network = Network.of(name, Generator(given.device).manual_seed(0))
         features = network.features(pictures)
-        for (components, sharpness), cells in itertools.groupby(wanted, key=lambda each: each[:2]):
-            x = network.components(features, int(components), sharpness)
+        for components in GRID["components"]:
+            x = network.components(features, int(components))
             held_out = (x[records:], labels[records:])
-            for *_, epsilon, lr in cells:
+            for epsilon, lr in itertools.product(EPSILONS, GRID["lr"]):
                 accuracy = tried(x[:records], labels[:records], held_out, noise_for(epsilon, 1.0, STEPS), lr)
-                line = dict(zip(keys, (epsilon, name, components, sharpness, lr), strict=True))
-                write(given.out, line := {"accuracy": accuracy} | line)
+                line = {"epsilon": epsilon, "accuracy": accuracy, "network": name, "components": components, "lr": lr}
+                write(given.out, line)
                 print(json.dumps(line), flush=True)
             del x, held_out
         del network, features
@@ -235,9 +220,7 @@ def best(path: Path, epsilon: int) -> dict[str, Any]:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     nearest = min((line["epsilon"] for line in lines), key=lambda searched: abs(math.log(searched / epsilon)))
     found = max((line for line in lines if line["epsilon"] == nearest), key=lambda line: line["accuracy"])
-    return {"sharpness": 0.0} | {
-        key: found[key] for key in ("network", "components", "sharpness", "lr") if key in found
-    }
+    return {key: found[key] for key in ("network", "components", "lr")}
 
 
 def write(path: Path, line: dict[str, Any]) -> None:
@@ -302,22 +285,20 @@ def main() -> None:
     for name in dict.fromkeys(chosen["network"] for _, chosen in wanted):
         network = Network.of(name, Generator(given.device).manual_seed(0))
         features = [network.features(x.to(given.device)) for x in (pictures.train_x, pictures.test_x)]
-        of_it = [each for each in wanted if each[1]["network"] == name]
-        for form, cells_of_it in itertools.groupby(
-            of_it, key=lambda each: (each[1]["components"], each[1]["sharpness"])
-        ):
-            data = components_of(pictures, network, features, *form)
-            for cell, chosen in cells_of_it:
+        for components in GRID["components"]:
+            of_it = [each for each in wanted if (each[1]["network"], each[1]["components"]) == (name, components)]
+            if not of_it:
+                continue
+            data = components_of(pictures, network, features, int(components))
+            for cell, chosen in of_it:
                 found = run(cell, chosen, data, given.device)[0]
                 write(given.out, line := found | {"device": device})
                 print(json.dumps(line), flush=True)
 
 
-def components_of(
-    pictures: Dataset, network: Network, features: list[Tensor], count: int, sharpness: float
-) -> Dataset:
+def components_of(pictures: Dataset, network: Network, features: list[Tensor], count: int) -> Dataset:
     """Pictures by so many components of their features, of those for training and for the test."""
-    train, test = (network.components(each, count, sharpness).cpu().numpy() for each in features)
+    train, test = (network.components(each, count).cpu().numpy() for each in features)
     return shoal.from_arrays(
         train, pictures.train_y.numpy(), test=(test, pictures.test_y.numpy()), classes=pictures.classes, scale="raw",
         pictures=False, name="cifar10-patches",
@@ -328,7 +309,7 @@ def beside(cell: str, chosen: dict[str, Any], pictures: Dataset, device: str) ->
     """A cell's line, and the logarithms of the probabilities of the test pictures' classes [N, classes]."""
     network = Network.of(chosen["network"], Generator(device).manual_seed(0))
     features = [network.features(x.to(device)) for x in (pictures.train_x, pictures.test_x)]
-    data = components_of(pictures, network, features, chosen["components"], chosen["sharpness"])
+    data = components_of(pictures, network, features, int(chosen["components"]))
     line, weights = run(cell, chosen, data, device)
     return line, torch.log_softmax(torch.as_tensor(data.test_x).float() @ weights.cpu().T, 1)
 

@@ -81,7 +81,9 @@ def slow_rooted(picture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 12, 17)])
-@pytest.mark.parametrize(("name", "slow", "numbers"), [("hog", slow_hog, 441), ("hog2", slow_hog2, 392)])
+@pytest.mark.parametrize(
+    ("name", "slow", "numbers"), [("hog", slow_hog, 441), ("hog2", slow_hog2, 392), ("hog-sharp", slow_rooted, 392)]
+)
 def test_gradient_histograms_are_those_of_a_slow_direct_computation(name, slow, numbers, shape):
     x = pictures(2, *shape)
     expected = np.stack([slow(picture) for picture in x.double().numpy()])
@@ -125,7 +127,7 @@ def test_scattering_is_kymatios_on_pixels_from_0_to_255(shape, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hog", "hog2", "hog-fourier", "scattering"])
+@pytest.mark.parametrize("name", ["hog", "hog2", "hog-sharp", "hog-fourier", "scattering"])
 def test_a_picture_has_the_same_features_alone_and_in_chunks(name, monkeypatch):
     x = digits()
     together = features(name, x[:7])
@@ -134,7 +136,7 @@ def test_a_picture_has_the_same_features_alone_and_in_chunks(name, monkeypatch):
     assert torch.allclose(features(name, x[4:5]), together[4:5], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["hog", "hog2", "hog-fourier", "scattering"])
+@pytest.mark.parametrize("name", ["hog", "hog2", "hog-sharp", "hog-fourier", "scattering"])
 def test_bytes_and_numbers_from_0_to_1_mean_the_same(name):
     pixels = (digits()[:5] * 255).byte()
     assert torch.allclose(features(name, pixels), features(name, pixels / 255), atol=1e-5)
@@ -144,7 +146,7 @@ def test_none_leaves_everything_as_it_is(tmp_path):
     table = torch.zeros(4, 30)
     assert features("none", table) is table
     assert cached("none", table, tmp_path) is table
-    assert names() == ["none", "hog", "hog2", "hog-fourier", "scattering"]
+    assert names() == ["none", "hog", "hog2", "hog-sharp", "hog-fourier", "scattering"]
 
 
 @pytest.mark.parametrize(

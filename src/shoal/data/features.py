@@ -1,4 +1,4 @@
-"""Public, fixed features of pictures: `hog`, `hog2`, `hog-fourier` and `scattering`, computed once and kept.
+"""Public, fixed features of pictures, such as histograms of their gradients, computed once and kept.
 
 They use nothing but the picture itself (no mean, no scale taken over a data set), so that they cost no
 privacy; and a small linear model on them suffers far less from noise than a network on pixels.
@@ -7,13 +7,14 @@ hog         histograms of oriented gradients (Dalal & Triggs 2005): 7x7 overlapp
             full turn, unit norm: 441 numbers
 hog2        the same idea, better for a linear model under noise: slightly smoothed, 8 directions, square
             roots, what all pictures share taken out, unit norm: 392 numbers
-hog-fourier random Fourier features (Rahimi & Recht 2007) of hog2 without its smoothing: a linear model on them is
-            one with the kernel exp(-3 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
+hog-sharp   hog2 without its smoothing: 392 numbers
+hog-fourier random Fourier features (Rahimi & Recht 2007) of hog-sharp: a linear model on them is one with the kernel
+            exp(-3 |x - y|^2 / 2), under which pictures have less in common: 3,136 numbers
 scattering  the wavelet scattering transform (Oyallon & Mallat 2015), J=2, L=8, from kymatio, on pixels from 0
             to 255 as PFL's public code has it: (81 per channel, height/4, width/4)
 
-Nothing is fitted, but the form of hog2 was chosen by trial on MNIST, and that of hog-fourier on Fashion-MNIST
-(benchmarks/feature_forms.py): there their accuracy is flattered a bit.
+Nothing is fitted, but the form of hog2 was chosen by trial on MNIST, and that of hog-sharp and hog-fourier on
+Fashion-MNIST (benchmarks/feature_forms.py): there their accuracy is flattered a bit.
 """
 
 from __future__ import annotations
