@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -45,11 +44,13 @@ from record_budget import DELTA, noise_for, spent, steps_of
 from shoal.data import Dataset
 from shoal.models import StandardisedConv2d
 from shoal.result import Interrupted
-from shoal.training.augmentation import CROPS, augmented
+from shoal.training.augmentation import CROPS, PADDING, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
 
 HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
+MOVES = (0, 0), (-2, 0), (2, 0), (0, -2), (0, 2)
+"""Of a picture that is classified, in pixels; each place is seen with its mirror image."""
 AVERAGED = 0.3
 """The share of the last steps over which the released network is averaged."""
 
@@ -71,15 +72,14 @@ def features(network: PictureNetwork, x: Tensor, views: int, seed: int, device: 
 
 @torch.no_grad()
 def log_probabilities(network: PictureNetwork, x: Tensor, device: str, at_once: int = 500) -> Tensor:
-    """Those of every picture's classes [N, classes], the mean over ten views."""
+    """Those of every picture's classes [N, classes], the mean over ten of the views of training."""
     network.to(device).eval()
+    moved = [(PADDING + down) * CROPS + PADDING + across for down, across in MOVES]
+    views = torch.tensor([2 * place + flipped for place in moved for flipped in (0, 1)], device=device)
     found = []
     for part in torch.split(x, at_once):
-        padded = F.pad(part.to(device), (2, 2, 2, 2))
-        side = part.shape[-1]
-        moved = [padded[..., i : i + side, j : j + side] for i, j in ((2, 2), (0, 2), (4, 2), (2, 0), (2, 4))]
-        views = [view for each in moved for view in (each, each.flip(-1))]
-        found.append(torch.stack([torch.log_softmax(network(view), 1) for view in views]).mean(0).cpu())
+        seen = augmented(part.to(device).unsqueeze(0), views.expand(1, len(part), -1)).squeeze(0)
+        found.append(torch.log_softmax(network(seen), 1).view(len(part), len(views), -1).mean(1).cpu())
     return torch.cat(found)
 
 

@@ -2,6 +2,7 @@
 
     SHOAL_DATA=... python benchmarks/fixed_features.py --search --out SEARCH [--cells '.*/1/3/0/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/fixed_features.py --chosen SEARCH --out FILE [--cells 'mnist/.*'] [--device cuda]
+    SHOAL_DATA=... python benchmarks/fixed_features.py --forms FORMS --out FILE [--cells 'mnist/.*'] [--device cuda]
     python benchmarks/fixed_features.py --out FILE --plot PICTURE [--patches FILE]
 
 A small network on the wavelet features of Tramèr & Boneh (2021), https://arxiv.org/abs/2011.11660, or a linear one on
@@ -9,10 +10,10 @@ random Fourier features of gradient histograms (`hog-fourier`). A cell is data/s
 on all records (delta 1e-5, add-or-remove; replace-one is printed beside it); several sites share the noise
 (distributed-dp-sgd), against the server and one site.
 
-`--search` tries the grids at epsilon 3, by seed. Settings for Fashion-MNIST are the best on MNIST, for MNIST and
-CIFAR-10 the best on Fashion-MNIST, by the mean of the seeds that SEARCH holds. (CIFAR-10 was run on wavelet features
-alone, with sampled batches.) But both data sets had chosen the form of `hog-fourier`. What FILE holds is not run
-again. `--patches` adds what benchmarks/patch_features.py wrote to the picture.
+No data set chooses for itself: what Fashion-MNIST uses is best on MNIST, what MNIST and CIFAR-10 use is best on
+Fashion-MNIST. On wavelet features `--search` tries the grids at epsilon 3, by seed. (CIFAR-10 was run with sampled
+batches.) The form of `hog-fourier` and its learning rate are chosen among the lines of feature_forms.py. What FILE
+holds is not run again. `--patches` adds what patch_features.py wrote to the picture.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from statistics import mean
 from typing import Any
 
 import torch
+from torch import Tensor
 
+import feature_forms
 import shoal
 from record_budget import DELTA, noise_for, spent, steps_of
 from shoal.data import Dataset
@@ -60,27 +63,27 @@ GRIDS = (
         "clip_norm": (0.1,),
         "features": ("scattering",),
     },
-    *(
-        {
-            "model": ("linear-without-bias",),
-            "lr": tuple(length / clip_norm for length in (2.0, 5.0, 12.5, 30.0)),
-            "momentum": (0.9,),
-            "batch": ("all",),
-            "clip_norm": (clip_norm,),
-            "features": ("hog-fourier",),
-        }
-        for clip_norm in (0.1, 1.0)
-    ),
 )
 MARKS = {"scattering": "o", "hog-fourier": "s", "patches": "D"}
+FOURIER = {
+    "model": "linear-without-bias",
+    "momentum": 0.9,
+    "batch": "all",
+    "clip_norm": 0.1,
+    "features": "hog-fourier",
+}
 CHOSEN_ON = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "cifar10": "fashion-mnist"}
 
 
-def featured(name: str, kind: str, device: str) -> Dataset:
+def featured(name: str, chosen: dict[str, Any], device: str) -> Dataset:
     """A data set by its features."""
-    pictures = shoal.load(name)
+    pictures, kind = shoal.load(name), chosen["features"]
+
+    def transform(x: Tensor) -> Tensor:
+        return feature_forms.featured(x, chosen["form"]) if "form" in chosen else features(kind, x)
+
     train, test = (
-        torch.cat([features(kind, part.to(device)).cpu() for part in torch.split(x, 5000)]).numpy()
+        torch.cat([transform(part.to(device)).cpu() for part in torch.split(x, 5000)]).numpy()
         for x in (pictures.train_x, pictures.test_x)
     )
     labels, held_out = pictures.train_y.numpy(), pictures.test_y.numpy()
@@ -95,21 +98,24 @@ def featured(name: str, kind: str, device: str) -> Dataset:
     )
 
 
-def cells(search: bool, chosen: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def cells(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name and the settings of every cell."""
-    if search:
+    if given.search:
         for seed, name, grid in itertools.product(range(SEEDS), DATA, GRIDS):
             for values in itertools.product(*grid.values()):
                 yield f"{name}/1/3/{seed}/" + "/".join(map(str, values)), dict(zip(grid, values, strict=True))
         return
     for name, sites, epsilon, seed in itertools.product(DATA, SITES, EPSILONS, range(SEEDS)):
-        yield f"{name}/{sites}/{epsilon}/{seed}", best(chosen, CHOSEN_ON[name])
+        yield f"{name}/{sites}/{epsilon}/{seed}", best(given, CHOSEN_ON[name])
 
 
-def best(path: Path, name: str) -> dict[str, Any]:
-    """The settings of a search on a data set that are best in the mean of their seeds."""
+def best(given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The settings that are best on a data set in the mean of their seeds."""
+    if given.forms:
+        form, lr = feature_forms.best(given.forms, name)
+        return FOURIER | {"lr": lr, "form": form}
     found: dict[tuple[Any, ...], list[float]] = {}
-    for line in map(json.loads, path.read_text().splitlines()):
+    for line in map(json.loads, given.chosen.read_text().splitlines()):
         if line["cell"].startswith(f"{name}/"):
             found.setdefault(tuple(line[key] for key in GRIDS[0]), []).append(line["accuracy"])
     return dict(zip(GRIDS[0], max(found, key=lambda values: mean(found[values])), strict=True))
@@ -181,9 +187,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default=".*", help="a regular expression for whole names")
-    parser.add_argument("--search", action="store_true")
-    parser.add_argument("--chosen", type=Path, metavar="SEARCH", help="the lines of a search")
-    parser.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--search", action="store_true")
+    way.add_argument("--chosen", type=Path, metavar="SEARCH", help="wavelet features, by the lines of a search")
+    way.add_argument("--forms", type=Path, help="random Fourier features, by the lines of feature_forms.py")
+    way.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
     parser.add_argument("--patches", type=Path, metavar="FILE", help="lines of patch_features.py to draw beside them")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
@@ -194,16 +202,14 @@ def main() -> None:
     )
     if given.plot:
         return plot(lines + [line | {"features": "patches"} for line in patches], given.plot)
-    if not given.search and given.chosen is None:
-        parser.error("--chosen: give the file of a search")
     done = {(line["cell"], line["features"]) for line in lines}
     held: dict[tuple[str, str], Dataset] = {}
-    for cell, chosen in cells(given.search, given.chosen):
+    for cell, chosen in cells(given):
         if (cell, chosen["features"]) in done or not re.fullmatch(given.cells, cell):
             continue
         name = cell.split("/")[0], chosen["features"]
         if name not in held:
-            held = {name: featured(*name, given.device)}
+            held = {name: featured(name[0], chosen, given.device)}
         wanted, epsilon = settings(cell, chosen, len(held[name].train_y))
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as runs:

@@ -1,7 +1,7 @@
 """Search over what the papers leave open, where their figures are not reproduced: one JSON line a run.
 
     SHOAL_DATA=... python benchmarks/paper_search.py GROUP [GROUP ...] --out FILE [--jobs 16] [--device cuda]
-    SHOAL_DATA=... python benchmarks/paper_search.py client-100 --apply mnist --seeds 5 --out FILE [--device cuda]
+    SHOAL_DATA=... python benchmarks/paper_search.py GROUP [GROUP ...] --out FILE --apply mnist --seeds 5
     python benchmarks/paper_search.py --list
 
 A group is a cell of a paper's table and a grid of settings that its text does not state. Seed 0 unless `--seeds`
@@ -23,12 +23,6 @@ from shoal.papers import geyer_tables, pfl_tables, thesis_tables
 from shoal.papers.running import plan, play, read_lines
 from shoal.papers.table import Cell, Line, Table
 from shoal.papers.work import Run
-
-QUANTILE = {
-    "model": "linear-without-bias",
-    "per_update.clip_norm_lr": 0.2,
-    "per_update.count_noise_multiplier": 0.05,
-}
 
 
 @dataclass(frozen=True)
@@ -98,46 +92,34 @@ def _variance() -> list[Search]:
     return [Search("non-private", geyer_tables.not_private(), grid)]
 
 
-def _client(clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
-    """Client level on Fashion-MNIST, whose best settings are then used for MNIST.
-
-    The clip norm follows a private quantile: a constant one that suits Fashion-MNIST is too large for MNIST.
-    """
-    shown = geyer_tables.proven(clients, epsilon) | {"data.name": "fashion-mnist"}
-    keys = {"quantile": "per_update.quantile", "momentum": "server.momentum", "epochs": "local.epochs"}
-    named = {keys.get(name, name): values for name, values in grid.items()}
-    row = f"{clients} clients, epsilon {epsilon:g}"
-    bias = Search(f"{row}, constant clip norm", shown, {"model": ("linear", "linear-without-bias")})
-    return [bias, Search(row, shown | QUANTILE, named)]
+def _client(features: str, clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
+    """Client level on Fashion-MNIST, which chose the form of the features too; MNIST then uses the best settings."""
+    shown = geyer_tables.quantile(clients, epsilon, features) | {"data.name": "fashion-mnist"}
+    return [Search(f"{clients} clients, epsilon {epsilon:g}, {features}", shown, _named(grid))]
 
 
-def _client_scattering() -> list[Search]:
-    """The same with scattering features, whose norm is about 60 instead of 1."""
-    own = {"data.name": "fashion-mnist"} | QUANTILE
-    own |= {"data.features": "scattering", "model": "scatter-linear", "per_update.initial_clip_norm": 0.1}
-    grid = {"local.lr": (0.005, 0.02, 0.08), "per_update.quantile": (0.1, 0.3)}
-    return [Search("1000 clients, epsilon 8, scattering", geyer_tables.proven(1000) | own, grid)]
-
-
-def _client_fourier(clients: int, clips: Sequence[float]) -> list[Search]:
-    """The same with random Fourier features. Small clip norms and much momentum: norms are smaller on MNIST."""
-    grid = {"per_update.initial_clip_norm": clips, "server.momentum": (0.9, 0.95)}
-    row = f"{clients} clients, epsilon 8, random Fourier features"
-    return [Search(row, geyer_tables.fourier(clients) | {"data.name": "fashion-mnist"}, grid)]
+def _named(grid: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    keys = {"quantile": "per_update.quantile", "momentum": "server.momentum"}
+    keys |= {"epochs": "local.epochs", "lr": "local.lr"}
+    return {keys.get(name, name): values for name, values in grid.items()}
 
 
 GROUPS = {
-    "client-100": _client(
-        100, 8.0, rounds=(20, 40, 60), quantile=(0.05, 0.1, 0.2, 0.4), momentum=(0.8, 0.9), epochs=(5, 10)
+    "client-fourier-100": _client(
+        "hog-fourier", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
     ),
-    "client-1000": _client(1000, 8.0, rounds=(60, 100, 200), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9)),
-    "client-1000-1": _client(
-        1000, 1.0, rounds=(20, 40, 80), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9), epochs=(5, 10)
+    "client-fourier-1000-1": _client(
+        "hog-fourier", 1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)
     ),
-    "client-10000": _client(10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9)),
-    "client-scattering": _client_scattering(),
-    "client-fourier-1000": _client_fourier(1000, (1.0, 2.0)),
-    "client-fourier-10000": _client_fourier(10_000, (2.0,)),
+    "client-fourier-1000": _client("hog-fourier", 1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
+    "client-fourier-10000": _client("hog-fourier", 10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
+    "client-sharp-100": [
+        *_client(
+            "hog-sharp", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
+        ),
+        *_client("hog-sharp", 100, 8.0, rounds=(10, 20), quantile=(0.6, 0.8), momentum=(0.8, 0.9), lr=(50.0, 100.0)),
+    ],
+    "client-sharp-1000-1": _client("hog-sharp", 1000, 1.0, rounds=(20, 40), quantile=(0.1, 0.2), epochs=(10,)),
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),

@@ -175,7 +175,10 @@ def test_a_quick_version_needs_no_data_that_does_not_come_with_shoal():
         for sites in (10, 100)
     ]
     + [(f"geyer-private-{clients}", geyer_tables.proven(clients)) for clients in geyer_tables.SIZES]
-    + [(f"geyer-fourier-{clients}", beyond_tables.fourier(clients)) for clients in beyond_tables.FOURIER]
+    + [
+        (f"geyer-{features.removeprefix('hog-')}-{clients}", beyond_tables.transferred(clients, epsilon))
+        for (clients, epsilon), (features, *_) in beyond_tables.TRANSFERRED.items()
+    ]
     + [("dp-ftrl-1000", beyond_tables.cyclic(8.0))],
 )
 def test_a_preset_is_what_its_table_ran(name, settings):
