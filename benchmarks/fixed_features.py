@@ -155,20 +155,17 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     sheet = Figure(figsize=(11, 4.1), layout="constrained")
     for axes, name in zip(sheet.subplots(1, len(DATA)), DATA, strict=True):
         for (kind, mark), sites in itertools.product(MARKS.items(), SITES):
-            found = [
-                [
-                    line["accuracy"]
-                    for line in lines
-                    if line["features"] == kind and line["cell"].startswith(f"{name}/{sites}/{epsilon}/")
-                ]
-                for epsilon in EPSILONS
-            ]
-            if all(found):
+            found: dict[int, list[float]] = {}
+            for line in lines:
+                where, over, epsilon, _ = line["cell"].split("/")
+                if (line["features"], where, int(over)) == (kind, name, sites):
+                    found.setdefault(int(epsilon), []).append(line["accuracy"])
+            if found:
                 colour = "#0f766e" if sites == 1 else "#4338ca"
                 place = "all records in one place" if sites == 1 else f"{sites} sites that share the noise"
-                means = [mean(each) for each in found]
-                axes.plot(EPSILONS, means, f"{mark}-", color=colour, label=f"{kind}, {place}", markersize=5)
-                axes.vlines(EPSILONS, [min(each) for each in found], [max(each) for each in found], color=colour)
+                means = {epsilon: mean(found[epsilon]) for epsilon in sorted(found)}
+                axes.plot(*zip(*means.items(), strict=True), f"{mark}-", color=colour, label=f"{kind}, {place}", ms=5)
+                axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=colour)
         for (label, points), mark in zip(PUBLISHED.items(), "v^P", strict=True):
             there = points.get(name, {})
             axes.plot([*there], [*there.values()], mark, color="#be185d", markerfacecolor="none", label=label)
