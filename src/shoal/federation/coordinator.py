@@ -419,7 +419,7 @@ class RemoteCohort(Cohort):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
                 facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
-                if self._furthest and self._roster.has_number(identity, self._names.get(identity)):
+                if self._furthest and self._roster.may_have_been_asked(identity, self._names.get(identity)):
                     facts["member"] = 1
                 messages[node] = Payload({"terms": self._terms.text, "round": self._done, **facts, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
