@@ -137,6 +137,17 @@ def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path
     assert answers("late", second) == [None]
 
 
+def test_a_site_whose_progress_is_lost_while_it_runs_answers_no_rounds(tmp_path):
+    """It would charge this round alone, and not those since the last one that it was asked for."""
+    _, grid = served(tmp_path, curator(2))
+    site = Site(Owner("site-00", tmp_path / "running", reader("digits", part=0)))
+    assert site.answer(TERMS, asked(grid, TERMS)).values["name"] == "site-00"
+    (tmp_path / "running" / "progress.json").unlink()
+    refused = site.answer(ROUND, asked(grid, ROUND)).values["refused"]
+    site.close()
+    assert "not the terms that this site agreed to" in refused
+
+
 def test_terms_alone_do_not_make_a_site_answer_rounds(tmp_path):
     """Without progress.json and the ledger they are of a folder that was lost in part."""
     _, grid = served(tmp_path, curator(2))

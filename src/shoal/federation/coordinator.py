@@ -427,7 +427,7 @@ class RemoteCohort(Cohort):
     def _dismiss(self, connected: dict[int, str]) -> None:
         """Notify dropped sites that the run is over for them."""
         dropped = {node for node, identity in connected.items() if self._commands.is_dropped(identity)}
-        values = self._ended("dropped by the coordinator's operator", self._done)
+        values = self._ended("dropped by the coordinator's operator", self._furthest)
         self._transport.send({node: Payload(values) for node in dropped - self._dismissed}, END, SPARE)
         self._dismissed = dropped
 

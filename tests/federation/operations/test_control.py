@@ -29,7 +29,7 @@ from shoal.federation.operations.site_commands import SiteCommands
 from shoal.federation.roster import Member, Roster
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import FOLDER_LOST
+from shoal.federation.terms import END, FOLDER_LOST
 from support.federations import full_cohort, served
 from support.loopback import Loopback, Peer
 from support.operations import STATUS, monitored
@@ -276,6 +276,8 @@ def test_a_round_that_waits_for_a_site_goes_on_once_it_is_dropped(tmp_path):
     (report,) = result.metrics[0]["reports"]
     assert (report["site"], report["why"]) == ("site-01", "an operator dropped the site during the round")
     assert federation.grid.sites[101].ended == "dropped by the coordinator's operator"
+    ends = [each.values for to, node, kind, each in federation.grid.wire if (to, node, kind) == ("to", 101, END)]
+    assert ends[0]["round"] == 1, "it is charged for the round in progress, also where it was not drawn"
     assert kept(result)["site-01"] == (None, True)
 
 
