@@ -161,7 +161,9 @@ class Site:
         new = Progress.read(self.owner.folder).terms != terms.digest
         if new and "member" in message.values and message.number("member"):
             self._refuse_lost(terms)
-        if self._terms is None or new:  # another process may have gone on with the folder
+        if new:  # progress.json may be gone, which the ledger shows
+            self._terms = None
+        if self._terms is None:
             self._accept(terms, new)
             kept = {release.KEY: terms.label, "terms": terms.text}
             write_whole(self.owner.folder / AGREED, json.dumps(kept).encode())
