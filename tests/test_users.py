@@ -1,6 +1,7 @@
 """Patients with several visits: from a table with a user column to a capped run and its claim for users."""
 
 import json
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from shoal.accounting.privacy_ledger import Record
 from shoal.config import configure, to_dict
 from shoal.data import from_arrays
 from shoal.data.partitions import ListedPartition
+from shoal.data.schema_encoding import owners_in
 from shoal.errors import ConfigError, DataError
 from shoal.mechanisms.setting import Setting
 from shoal.prepare import dataset_of, prepare
@@ -177,6 +179,27 @@ def test_users_whose_numbers_a_float_cannot_hold_are_refused(tmp_path, suffix):
     assert len(np.unique(users(table)[users(table) >= 0])) == 3
     with pytest.raises(DataError, match=r"user column 'receiver': 1.152921504606847e\+18 was stored as a float"):
         users(table.set_column(4, "receiver", table["receiver"].cast("float64", safe=False)))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        (pa.array([123_456_789.0, 2.0], "float32"), "123456792.0 was stored as a float"),
+        (pa.array([2049.0, 2.0], "float16"), "2048.0 was stored as a float"),
+        (pa.array(["1.15292E+18", "2"]), r"1.15292E\+18 was stored as a float"),
+        (pa.array([Decimal("12345678901234567890.00"), Decimal(2)]), ["12345678901234567890", "2"]),
+        (pa.array([2.0**53 - 1, 2.0]), ["9007199254740991", "2"]),
+        (pa.array([2.0**24 - 1, 2.0], "float32"), ["16777215", "2"]),
+    ],
+    ids=["float32", "float16", "spreadsheet", "decimal", "exact float64", "exact float32"],
+)
+def test_an_owners_number_is_refused_only_where_it_lacks_digits(numbers, found):
+    schema, table = configure(given("t.csv")).schema, pa.table({"hospital": numbers})
+    if isinstance(found, str):
+        with pytest.raises(DataError, match=f"client column 'hospital': {found}"):
+            owners_in(schema, table, "t")
+    else:
+        assert owners_in(schema, table, "t").tolist() == found
 
 
 def of_users(*users, most):

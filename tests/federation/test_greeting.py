@@ -137,6 +137,24 @@ def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path
     assert answers("late", second) == [None]
 
 
+def test_a_site_whose_progress_is_lost_while_it_runs_answers_no_rounds(tmp_path):
+    """It would charge this round alone, and not those since the last one that it was asked for."""
+    _, grid = served(tmp_path, curator(2))
+    lines = []
+    site = Site(Owner("site-00", tmp_path / "running", reader("digits", part=0)), lines.append)
+    for kind in (TERMS, ROUND):
+        assert "refused" not in site.answer(kind, asked(grid, kind)).values
+    path = tmp_path / "running" / "progress.json"
+    lost = path.rename(tmp_path / "lost")
+    assert "not the terms that this site agreed to" in site.answer(ROUND, asked(grid, ROUND)).values["refused"]
+    again = Payload(asked(grid, TERMS).values | {"round": 1, "member": 1})
+    assert "refused" in site.answer(TERMS, again).values
+    assert "progress.json is missing or an older copy" in lines[-1]
+    lost.rename(path)
+    assert "refused" not in site.answer(TERMS, again).values
+    site.close()
+
+
 def test_terms_alone_do_not_make_a_site_answer_rounds(tmp_path):
     """Without progress.json and the ledger they are of a folder that was lost in part."""
     _, grid = served(tmp_path, curator(2))

@@ -405,6 +405,26 @@ def test_a_new_key_under_the_name_of_a_dropped_site_is_a_new_site(tmp_path):
     assert roster.members["old key"].dropped
 
 
+def test_a_dropped_site_may_have_been_asked_also_once_it_is_invited_again(tmp_path):
+    roster = Roster(tmp_path, places=1, strikes=3)
+    roster.admit("key", "north", 1)
+    roster.drop("key", "north")
+    assert not roster.may_have_been_asked("key", "north"), "it was dropped before it had a number"
+    roster.readmit("key")
+    roster.admit("key", "north", 1)
+    roster.assign_numbers()
+    roster.drop("key", "north")
+    roster.readmit("key")
+    again = Roster(tmp_path, places=1, strikes=3)
+    assert again.may_have_been_asked("key", "north")
+    assert again.may_have_been_asked("new key", "north")
+    assert not again.may_have_been_asked("another", "south")
+    assert not again.may_have_been_asked("another", None)
+    assert again.admit("another", "south", 2) is not None, "until it agrees, its place is free"
+    again.assign_numbers()
+    assert again.admit("key", "north", 1) is None
+
+
 # ---------------------------------------------------------------- the command line
 
 

@@ -24,7 +24,8 @@ from shoal.errors import ConfigError, DataError, listed
 
 MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
-LARGE_FLOAT = re.compile(r"-?\d+(\.0+|(\.\d+)?e\+\d+)", re.ASCII)
+LARGE_FLOAT = re.compile(r"-?\d+(\.0+|(\.\d+)?e\+\d+)", re.ASCII | re.IGNORECASE)  # spreadsheets write E+18
+INEXACT = "{} was stored as a float, without its last digits; store whole numbers or text"
 WIDEST_TEXT = 65_536
 VOCABULARY = 257  # the 256 bytes, each one more than its value, and 0 for padding
 Texts = np.ndarray
@@ -197,7 +198,7 @@ def owner(value: object) -> str:
     """
     text = str(value).strip()
     if LARGE_FLOAT.fullmatch(text) and abs(float(text)) >= 2**53:
-        raise DataError(f"{text} was stored as a float, without its last digits; store whole numbers or text")
+        raise DataError(INEXACT.format(text))
     return plain(text)
 
 

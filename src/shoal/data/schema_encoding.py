@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.data.cell_values import by_name, numbers_of, texts_of
-from shoal.data.columns import MISSING_TEXTS, Number, Tally, Text, codes_of, owner, plain
+from shoal.data.cell_values import by_name, decoded, numbers_of, texts_of
+from shoal.data.columns import INEXACT, MISSING_TEXTS, Number, Tally, Text, codes_of, owner, plain
 from shoal.data.schema import Schema
 from shoal.data.table_files import SIZE_LIMIT, missing_columns, read_columns
 from shoal.data.tables import NAME_LIMIT, Encoded
@@ -18,6 +18,8 @@ from shoal.tasks.next_token import PADDING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+DIGITS = {16: 11, 32: 24, 64: 53}  # binary ones that a float of so many bits holds
 
 
 def read_by_schema(schema: Schema, path: Path, *, targets: bool = True, owners: bool = True) -> pa.Table:
@@ -85,6 +87,15 @@ def _users_in(schema: Schema, table: pa.Table, where: str) -> np.ndarray:
 
 def _owners(column: pa.ChunkedArray, here: str) -> np.ndarray:
     """Clients or users as text, None where a cell is missing."""
+    from pyarrow import types
+
+    column = decoded(column, here)
+    if types.is_decimal(column.type):  # exact, whatever its digits
+        return _cells(column, here)
+    if types.is_floating(column.type):
+        numbers = np.asarray(column.cast("float64").to_numpy())
+        if (large := np.abs(numbers) >= 2 ** DIGITS[column.type.bit_width]).any():
+            raise DataError(f"{here}: {INEXACT.format(numbers[large.argmax()])}")
     try:
         return _cells(column, here, clean=owner)
     except DataError as error:

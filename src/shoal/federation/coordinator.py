@@ -419,7 +419,7 @@ class RemoteCohort(Cohort):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
                 facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
-                if self._furthest and self._roster.has_number(identity, self._names.get(identity)):
+                if self._furthest and self._roster.may_have_been_asked(identity, self._names.get(identity)):
                     facts["member"] = 1
                 messages[node] = Payload({"terms": self._terms.text, "round": self._done, **facts, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
@@ -427,7 +427,7 @@ class RemoteCohort(Cohort):
     def _dismiss(self, connected: dict[int, str]) -> None:
         """Notify dropped sites that the run is over for them."""
         dropped = {node for node, identity in connected.items() if self._commands.is_dropped(identity)}
-        values = self._ended("dropped by the coordinator's operator", self._done)
+        values = self._ended("dropped by the coordinator's operator", self._furthest)
         self._transport.send({node: Payload(values) for node in dropped - self._dismissed}, END, SPARE)
         self._dismissed = dropped
 

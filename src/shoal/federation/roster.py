@@ -24,6 +24,7 @@ class Member:
     """A site that has agreed at least once, or that an operator has dropped.
 
     `node` is its current Flower node, None while disconnected. `head` is the head of its own ledger at the run's end.
+    `had_number`: it had one before it was dropped, so it may have been asked for rounds.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Member:
     node: int | None = None
     agreed: bool = False
     dropped: bool = False
+    had_number: bool = False
     head: str = ""
 
 
@@ -57,20 +59,17 @@ class Roster:
         if rotated and identity not in self.members and (old := self._replaced(name)) is not None:
             self.members[identity] = self.members.pop(old)
             self.save()
-        member = self.members.get(identity)
-        if member is None:
-            if self.taken >= self.places and (vacated := self._vacated()) is not None:
-                del self.members[vacated]
-            if self.taken >= self.places:
-                return None
-            member = self.members[identity] = Member(name)
+        member = self.members.get(identity, Member(name))
+        if member.number is None and not member.agreed and self.taken >= self.places:
+            return None
+        self.members[identity] = member
         member.node, member.agreed = node, True
         return member
 
-    def has_number(self, identity: str, name: str | None) -> bool:
+    def may_have_been_asked(self, identity: str, name: str | None) -> bool:
         """Whether a site may have been asked for a round, with this key or, if its name is known, an earlier one."""
-        key = identity if identity in self.members else self._replaced(name)
-        return key is not None and self.members[key].number is not None
+        known = [each for key, each in self.members.items() if key == identity or each.name == name]
+        return any(each.had_number or each.number is not None for each in known)
 
     def _replaced(self, name: str | None) -> str | None:
         """The key by which the site of this name is listed."""
@@ -78,8 +77,8 @@ class Roster:
 
     @property
     def taken(self) -> int:
-        """How many places are taken: those of dropped sites are free."""
-        return len(self.members) - self.dropped
+        """How many places are taken, by sites that have a number or have agreed and get one in the next round."""
+        return sum(member.number is not None or member.agreed for member in self.members.values())
 
     @property
     def dropped(self) -> int:
@@ -89,33 +88,25 @@ class Roster:
     def drop(self, identity: str, name: str) -> Member:
         """Take a site off the list for good; its number and its place are free for another one."""
         member = self.members.get(identity, Member(name))
-        self._write(self.members | {identity: replace(member, number=None, dropped=True)})  # first: it may fail
-        member.number, member.agreed, member.dropped = None, False, True
+        had_number = member.had_number or member.number is not None
+        dropped = replace(member, number=None, dropped=True, had_number=had_number)
+        self._write(self.members | {identity: dropped})  # first: it may fail
+        member.number, member.agreed, member.dropped, member.had_number = None, False, True, had_number
         self.members[identity] = member
         return member
 
     def readmit(self, identity: str) -> None:
         """Let a dropped site join again."""
         if identity in self.members and self.members[identity].dropped:
-            del self.members[identity]
+            member = self.members[identity]
+            self.members[identity] = Member(member.name, had_number=member.had_number)
             self.save()
 
-    def _vacated(self) -> str | None:
-        """A site that disconnected before it had a number."""
-        return next(
-            (
-                key
-                for key, each in self.members.items()
-                if each.number is None and not each.agreed and not each.dropped
-            ),
-            None,
-        )
-
     def assign_numbers(self) -> None:
-        """Number the sites that have no number yet, in the order of their names, and save the list."""
+        """Number the sites that have agreed and have no number yet, in the order of their names; save the list."""
         taken = {member.number for member in self.members.values()}
         free = iter(number for number in range(self.places) if number not in taken)
-        waiting = [member for member in self.members.values() if member.number is None and not member.dropped]
+        waiting = [member for member in self.members.values() if member.number is None and member.agreed]
         for member in sorted(waiting, key=lambda member: member.name):
             member.number = next(free)
         if waiting:

@@ -161,6 +161,8 @@ class Site:
         new = Progress.read(self.owner.folder).terms != terms.digest
         if new and "member" in message.values and message.number("member"):
             self._refuse_lost(terms)
+        if new:  # progress.json may be gone, which the ledger shows
+            self._terms = None
         if self._terms is None:
             self._accept(terms, new)
             kept = {release.KEY: terms.label, "terms": terms.text}
@@ -405,7 +407,7 @@ class Site:
         digest, known = message.text("terms"), Progress.read(self.owner.folder).terms
         if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest == known:
             self._accept(kept)
-        if self._terms is None or self._terms.digest != digest or message.text("run") != self._terms.run:
+        if self._terms is None or not self._terms.digest == digest == known or message.text("run") != self._terms.run:
             raise InvalidMessage("these are not the terms that this site agreed to")
         return self._terms
 

@@ -29,6 +29,7 @@ from shoal.federation.operations.site_commands import SiteCommands
 from shoal.federation.roster import Member, Roster
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
+from shoal.federation.terms import END, FOLDER_LOST
 from support.federations import full_cohort, served
 from support.loopback import Loopback, Peer
 from support.operations import STATUS, monitored
@@ -275,6 +276,8 @@ def test_a_round_that_waits_for_a_site_goes_on_once_it_is_dropped(tmp_path):
     (report,) = result.metrics[0]["reports"]
     assert (report["site"], report["why"]) == ("site-01", "an operator dropped the site during the round")
     assert federation.grid.sites[101].ended == "dropped by the coordinator's operator"
+    ends = [each.values for to, node, kind, each in federation.grid.wire if (to, node, kind) == ("to", 101, END)]
+    assert ends[0]["round"] == 1, "it is charged for the round in progress, also where it was not drawn"
     assert kept(result)["site-01"] == (None, True)
 
 
@@ -306,6 +309,30 @@ def test_with_threshold_all_an_invited_site_takes_the_place_of_a_dropped_one(tmp
         "site-02": (None, True), "site-04": (2, False)
     }  # fmt: skip
     assert (tmp_path / "sites" / "site-04.pub").read_text() == key, "it is kept for a restart"
+
+
+@pytest.mark.slow
+def test_a_site_that_lost_its_folder_is_refused_also_once_it_is_dropped_and_invited_again(tmp_path):
+    federation = Federation(tmp_path)
+    grid, key = federation.grid, federation.grid.sites[102].owner.key
+
+    def leave(line):
+        if line["round"] == 1:
+            grid.away = frozenset({102})
+            grid.sites[102].close()
+            grid.sites[102] = Site(Owner("site-02", tmp_path / "new", reader("digits", part=2), key=key))
+
+    def come_back(keys):
+        grid.away, grid.allowed = frozenset(), frozenset(keys)
+
+    grid.allow = come_back
+    federation.when("waiting for sites: 3 of 4", "drop", site="site-02")
+    public = (tmp_path / "sites" / "site-02.pub").read_text()
+    federation.when("too few are left: invite another site", "invite", name="site-02", key=public)
+    federation.when(FOLDER_LOST, "drop", site="site-02", end=True)
+    given = full_cohort() | SECURE | {"rounds": 3, "federation.deadline": 600.0}
+    result, _ = served(tmp_path, given, grid, names=federation.names, monitor=federation.monitor, on_round=leave)
+    assert (clients(result), result.stopped) == ([4], "sites")
 
 
 @pytest.mark.slow
