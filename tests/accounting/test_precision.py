@@ -134,3 +134,10 @@ def test_the_divergence_of_a_long_block_is_not_below_that_of_its_first_terms(ord
     variance = mp.expm1(1 / mp.mpf(noise) ** 2) / rounds  # of the mean: E M^a >= 1 + a (a - 1) / 2 variance
     (found,) = allocation.divergence(Allocated(((noise, rounds),)), (order,))
     assert found >= mp.log1p(order * (order - 1) * variance / 2) / (order - 1)
+
+
+@pytest.mark.parametrize(("rate", "noise", "delta"), [(1e-15, 50.0, 1e-14), (0.01, 1.0, 1e-15)])
+def test_no_lower_bound_is_known_at_a_delta_that_pld_does_not_resolve(
+    rate: float, noise: float, delta: float
+) -> None:
+    assert accountants.at_least(Sampled("fixed-size", rate, Gaussian(noise)), delta, "replace-one") is None
