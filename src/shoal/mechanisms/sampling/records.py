@@ -123,7 +123,8 @@ class Records(Scheme):
             raise PluginError(f"records.sampling {self.sampling} drew {len(rows)} steps, and {steps} are charged")
         if rows.max(initial=-1) >= records:
             raise PluginError(f"records.sampling {self.sampling} drew a record that its client does not have")
-        if (widest := (rows >= 0).sum(1).max(initial=0)) > (most := self.most((records,))):
+        most = self.most((records,))
+        if rows.shape[1] > most and (widest := (rows >= 0).sum(1).max(initial=0)) > most:
             raise PluginError(f"records.sampling {self.sampling} drew {widest} records at once; its `most` is {most}")
         return rows
 
