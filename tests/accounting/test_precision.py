@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import mpmath as mp
 import numpy as np
 import pytest
 
 from shoal.accounting import accountants, allocation, curves, pld, rdp
-from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, TwoLevel
+from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, SampledUser, TwoLevel
 
 
 @pytest.fixture(autouse=True)
@@ -141,3 +143,16 @@ def test_no_lower_bound_is_known_at_a_delta_that_pld_does_not_resolve(
     rate: float, noise: float, delta: float
 ) -> None:
     assert accountants.at_least(Sampled("fixed-size", rate, Gaussian(noise)), delta, "replace-one") is None
+
+
+def test_a_curve_without_a_number_anywhere_is_not_searched_for_ever() -> None:
+    """Such as that of a user by next to no noise, whose end is no number either."""
+    asked = []
+
+    def curve(epsilon: np.ndarray) -> np.ndarray:
+        asked.append(epsilon)
+        assert len(asked) < 2000
+        return np.full_like(epsilon, np.nan)
+
+    curves.reach(curve, 1e-16, math.nan)
+    assert accountants.epsilon(SampledUser(3, 0.01, 1e-309), 1e-5).epsilon is None
