@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import mpmath as mp
 import numpy as np
 import pytest
 
 from shoal.accounting import accountants, allocation, curves, pld, rdp
-from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, TwoLevel
+from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, SampledUser, TwoLevel
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +136,23 @@ def test_the_divergence_of_a_long_block_is_not_below_that_of_its_first_terms(ord
     variance = mp.expm1(1 / mp.mpf(noise) ** 2) / rounds  # of the mean: E M^a >= 1 + a (a - 1) / 2 variance
     (found,) = allocation.divergence(Allocated(((noise, rounds),)), (order,))
     assert found >= mp.log1p(order * (order - 1) * variance / 2) / (order - 1)
+
+
+@pytest.mark.parametrize(("rate", "noise", "delta"), [(1e-15, 50.0, 1e-14), (0.01, 1.0, 1e-15)])
+def test_no_lower_bound_is_known_at_a_delta_that_pld_does_not_resolve(
+    rate: float, noise: float, delta: float
+) -> None:
+    assert accountants.at_least(Sampled("fixed-size", rate, Gaussian(noise)), delta, "replace-one") is None
+
+
+def test_a_curve_without_a_number_anywhere_is_not_searched_for_ever() -> None:
+    """Such as that of a user by next to no noise, whose end is no number either."""
+    asked = []
+
+    def curve(epsilon: np.ndarray) -> np.ndarray:
+        asked.append(epsilon)
+        assert len(asked) < 2000
+        return np.full_like(epsilon, np.nan)
+
+    curves.reach(curve, 1e-16, math.nan)
+    assert accountants.epsilon(SampledUser(3, 0.01, 1e-309), 1e-5).epsilon is None

@@ -113,5 +113,9 @@ def test_a_sampler_of_ones_own_proves_nothing_for_users_unless_it_says_so():
     try:
         assert not isinstance(event(capped(2, sampling="households"), PUBLIC, 0, "record", "server"), Unbounded)
         assert isinstance(event(capped(2, sampling="households"), USERS, 0, "user", "server"), Unbounded)
+        mixed = type(
+            "Mixed", (type("Mixin", (), {"drawn": Households.drawn, "event": Households.event}), PoissonRecords), {}
+        )
+        assert mixed.user_event is Records.user_event
     finally:
         del Records.schemes["households"]

@@ -39,7 +39,7 @@ from shoal.mechanisms.mechanism import (
     altered,
 )
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.sampling import AllClients, Clients, PoissonClients, PoissonRecords, Records
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
@@ -230,7 +230,17 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     done = {method: lambda self, *given: None}
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (base,), done)
+    with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
+        type("Other", (type("Mixin", (), done), base), {})
     assert type("Other", (base,), done | {statement: None})
+
+
+def test_an_altered_copy_of_an_altered_copy_has_the_same_statements():
+    """Audits alter who comes of variants that do so already."""
+    once = altered(AllClients(), take_part=lambda self, *given: np.arange(1))
+    twice = altered(once, draw=lambda self, *given: np.arange(2))
+    assert not twice.shows(1.0)
+    assert (twice.take_part().size, twice.draw().size) == (1, 2)
 
 
 @dataclass(frozen=True)
@@ -374,17 +384,22 @@ def test_a_word_of_shoal_is_never_taken_by_another_scheme(base):
         ([[0, -1], [1, -1]], "2 steps, and 1 are charged"),
         ([], "0 steps, and 1 are charged"),
         ([[0, 1, 2]], "3 records at once"),
+        ([[10, -1]], "a record that its client does not have"),
     ],
-    ids=["twice", "one step more", "one step less", "wider"],
+    ids=["twice", "one step more", "one step less", "wider", "another's"],
 )
-def test_a_scheme_draws_what_is_charged(drawn, reason):
-    """A step less has less noise than the steps of others; a wider batch moves a client's sum further than `most`."""
+@pytest.mark.parametrize("method", ["drawn", "draw"])
+def test_a_scheme_draws_what_is_charged(drawn, reason, method):
+    """A step less has less noise than the steps of others; a wider batch moves a client's sum further than `most`.
+
+    A position past a client's records would be a record of the next client.
+    """
     drawn = np.array(drawn, dtype=np.int64).reshape(len(drawn), -1 if drawn else 2)
-    sampler = altered(Records("shuffled", batch=2), drawn=lambda self, generator, records, steps: drawn)
+    sampler = altered(Records("shuffled", batch=2), **{method: lambda self, generator, records, steps: drawn})
     record = replace(cut(UPDATES), records=sampler, local=replace(cut(UPDATES).local, steps=1))
     with pytest.raises(PluginError, match=f"drew {reason}"):
         run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
-    padded = altered(sampler, drawn=lambda self, generator, records, steps: np.array([[-1, -1]]))
+    padded = altered(sampler, **{method: lambda self, generator, records, steps: np.array([[-1, -1]])})
     run_round((sim := simulator(replace(record, records=padded))).cohort, sim.params, {}, RoundIndex(0, 4))
 
 

@@ -189,7 +189,8 @@ def at_least(event: Event, delta: float, adjacency: Adjacency = "add-or-remove")
             attained[Sampled("poisson", leaf.rate, Gaussian(noise / 2))] = n
         elif isinstance(leaf, Gaussian):
             attained[Gaussian(leaf.noise / 2)] = n
-    return pld.profile(attained, "add-or-remove").epsilon(delta)
+    found = pld.profile(attained, "add-or-remove").epsilon(delta)
+    return None if math.isinf(found) else found  # too small a delta for this computation
 
 
 def _pld(counts: Mapping[Leaf, int], adjacency: Adjacency, orders: str) -> Figures:

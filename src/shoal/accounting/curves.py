@@ -210,7 +210,7 @@ def reach(curve: Curve, tail: float, end: float) -> float:
     """The least epsilon at which the curve has fallen to `tail`, or the end where it never does."""
     high = min(1.0, end)
     while not _at(curve, high) <= tail:  # nor where it is no number
-        if high >= end:
+        if not high < end:  # nor where the end is none
             return high
         high = min(2 * high, end)
     low = 0.0

@@ -570,8 +570,10 @@ def _range(values: Sequence[float]) -> str:
 
 def altered(value: Any, **methods: Any) -> Any:
     """A copy of a dataclass instance with other methods, and the same statements: what an audit must flag."""
-    kind = type(type(value).__name__, (type(value),), {})
-    for name, method in methods.items():
+    kept = vars(type(value)).get("altered", {})  # of a copy: derived from its base too, so that no statement is lost
+    bases = type(value).__bases__ if kept else (type(value),)
+    kind = type(type(value).__name__, bases, {"altered": kept | methods})
+    for name, method in (kept | methods).items():
         setattr(kind, name, method)
     made: Any = object.__new__(kind)
     made.__dict__.update(value.__dict__)

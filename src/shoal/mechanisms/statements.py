@@ -16,6 +16,7 @@ def summary(value: object) -> str:
 class Stating:
     """Refuses a class that overrides what is done and inherits what another class says of something else.
 
+    A class that a mixin overrides it for is refused as well.
     What the base class of a boundary says, which sets `states`, may be inherited: it claims the least.
     `does`, `limits` and `assumes` are its words in certificates.
     """
@@ -37,7 +38,8 @@ class Stating:
 
     def __init_subclass__(cls) -> None:
         for method, statements in cls.states.items():
-            if method not in vars(cls) or any(name in vars(cls) for name in statements):
+            first = next(kind for kind in cls.__mro__ if {method, *statements} & vars(kind).keys())
+            if method not in vars(first) or any(name in vars(first) for name in statements):
                 continue
             for name in statements:
                 owner = next(kind for kind in cls.__mro__ if name in vars(kind))

@@ -49,7 +49,7 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     held = context.client_data.records_of(clients)
     streams = partial(context.streams.generators, last=clients.tolist())
     drawn = [
-        sampler.draw(generator, len(records), local.steps or sampler.steps(len(records), local.epochs))
+        sampler.checked(generator, len(records), local.steps or sampler.steps(len(records), local.epochs))
         for records, generator in zip(held, streams("examples", index.t, index.attempt), strict=True)
     ]
     views = []

@@ -66,7 +66,9 @@ class Records(Scheme):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if {"draw", "drawn"} & vars(cls).keys() and "user_event" not in vars(cls):
+        decides = {"draw", "drawn", "user_event"}
+        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
+        if "user_event" not in vars(first):
             cls.user_event = Records.user_event  # type: ignore[method-assign]  # another's need not hold for it
 
     def __post_init__(self) -> None:
@@ -112,10 +114,17 @@ class Records(Scheme):
         """`steps` batches of positions in 0..records-1, one per row, padded with -1."""
         if records == 0:
             return np.full((steps, 1), -1)
-        rows = self.drawn(generator, records, steps)
+        return self.drawn(generator, records, steps)
+
+    def checked(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
+        """What `draw` gives; a PluginError where that is not what is charged."""
+        rows = self.draw(generator, records, steps)
         if len(rows) != steps:
             raise PluginError(f"records.sampling {self.sampling} drew {len(rows)} steps, and {steps} are charged")
-        if (widest := (rows >= 0).sum(1).max(initial=0)) > (most := self.most((records,))):
+        if rows.max(initial=-1) >= records:
+            raise PluginError(f"records.sampling {self.sampling} drew a record that its client does not have")
+        most = self.most((records,))
+        if rows.shape[1] > most and (widest := (rows >= 0).sum(1).max(initial=0)) > most:
             raise PluginError(f"records.sampling {self.sampling} drew {widest} records at once; its `most` is {most}")
         return rows
 
