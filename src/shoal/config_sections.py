@@ -25,8 +25,8 @@ class DataSection:
         records: Records of each client (`iid`, `shards`); they are repeated where there are too few.
         scale: `unit` maps features to 0..1, `standard` subtracts a public mean and divides by a public deviation,
             `raw` leaves them as they are.
-        features: Public features of pictures that are computed before training: `hog`, `hog2`, `hog-fourier`
-            or `scattering`.
+        features: Public features of pictures that are computed before training: `hog`, `hog2`, `hog-sharp`,
+            `hog-fourier` or `scattering`.
         label: The column that is predicted, in a table without a schema.
         client_column: The column that names the owner of each row, in a table without a schema.
         public_ownership: Declares that it is public to whom each record belongs.
