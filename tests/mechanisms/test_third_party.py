@@ -240,7 +240,8 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
 def test_one_that_lets_others_take_part_has_no_rate_that_it_does_not_state(method):
     """Records were charged as if their client came at the rate of Poisson sampling, whoever came."""
     done = {method: lambda self, *given: np.arange(4), "amplified": Clients.amplified}
-    other, mixed = type("Other", (PoissonClients,), done), type("Other", (type("Mixin", (), done), PoissonClients), {})
+    other = type("Other", (PoissonClients,), done)
+    mixed = type("Other", (type("Mixin", (), done), PoissonClients), {})
     stated = type("Other", (PoissonClients,), done | {"rate": PoissonClients.rate})
     rates = [kind(cohort=2).rate(0, 4, 4) for kind in (PoissonClients, other, mixed, stated)]
     assert rates == [0.5, 1.0, 1.0, 0.5]
