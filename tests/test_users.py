@@ -188,10 +188,11 @@ def test_users_whose_numbers_a_float_cannot_hold_are_refused(tmp_path, suffix):
         (pa.array([2049.0, 2.0], "float16"), "2048.0 was stored as a float"),
         (pa.array(["1.15292E+18", "2"]), r"1.15292E\+18 was stored as a float"),
         (pa.array([Decimal("12345678901234567890.00"), Decimal(2)]), ["12345678901234567890", "2"]),
+        (pa.array([Decimal(0), Decimal(2)], pa.decimal128(38, 10)), ["0", "2"]),
         (pa.array([2.0**53 - 1, 2.0]), ["9007199254740991", "2"]),
         (pa.array([2.0**24 - 1, 2.0], "float32"), ["16777215", "2"]),
     ],
-    ids=["float32", "float16", "spreadsheet", "decimal", "exact float64", "exact float32"],
+    ids=["float32", "float16", "spreadsheet", "decimal", "long decimal", "exact float64", "exact float32"],
 )
 def test_an_owners_number_is_refused_only_where_it_lacks_digits(numbers, found):
     schema, table = configure(given("t.csv")).schema, pa.table({"hospital": numbers})

@@ -221,6 +221,7 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         (RecordClip, "sensitivity", "unproven"),
         (GaussianNoise, "add", "event"),
         (PoissonClients, "draw", "amplified"),
+        (PoissonClients, "take_part", "amplified"),
         (PoissonRecords, "drawn", "event"),
     ],
     ids=lambda given: getattr(given, "__name__", given),
@@ -233,6 +234,17 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (type("Mixin", (), done), base), {})
     assert type("Other", (base,), done | {statement: None})
+
+
+@pytest.mark.parametrize("method", ["draw", "take_part"])
+def test_one_that_lets_others_take_part_has_no_rate_that_it_does_not_state(method):
+    """Records were charged as if their client came at the rate of Poisson sampling, whoever came."""
+    done = {method: lambda self, *given: np.arange(4), "amplified": Clients.amplified}
+    other = type("Other", (PoissonClients,), done)
+    mixed = type("Other", (type("Mixin", (), done), PoissonClients), {})
+    stated = type("Other", (PoissonClients,), done | {"rate": PoissonClients.rate})
+    rates = [kind(cohort=2).rate(0, 4, 4) for kind in (PoissonClients, other, mixed, stated)]
+    assert rates == [0.5, 1.0, 1.0, 0.5]
 
 
 def test_an_altered_copy_of_an_altered_copy_has_the_same_statements():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,14 +50,17 @@ def texts_of(
 ) -> np.ndarray:
     """An array of str and None, each different text changed once."""
     import pyarrow as pa
+    from pyarrow import types
 
     try:
-        coded = decoded(column, where).cast("string").combine_chunks().dictionary_encode()
+        column = decoded(column, where)
+        coded = column.cast("string").combine_chunks().dictionary_encode()
     except pa.ArrowException as error:
         raise DataError(f"{where} cannot be read as text: {error}") from None
-    found = np.array(
-        [None if text is None else change(text) for text in coded.dictionary.to_pylist()] + [None], object
-    )
+    different = coded.dictionary.to_pylist()
+    if types.is_decimal(column.type):  # Arrow writes 0E-10
+        different = [None if text is None else format(Decimal(text), "f") for text in different]
+    found = np.array([None if text is None else change(text) for text in different] + [None], object)
     texts: np.ndarray = found[coded.indices.fill_null(len(found) - 1).to_numpy()]
     return texts
 

@@ -39,7 +39,7 @@ class Clients(Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged", "amplified")}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     separated: ClassVar[bool] = False
@@ -59,10 +59,10 @@ class Clients(Scheme):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        decides = {"draw", "take_part", "expected", "shows"}
-        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
-        if "shows" not in vars(first):
-            cls.shows = Clients.shows  # type: ignore[method-assign]  # another's need not hold for it
+        for name, decides in {"shows": {"draw", "take_part", "expected"}, "rate": {"draw", "take_part"}}.items():
+            first = next(kind for kind in cls.__mro__ if {name, *decides} & vars(kind).keys())
+            if name not in vars(first):
+                setattr(cls, name, vars(Clients)[name])  # another's need not hold for it
 
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
@@ -136,7 +136,10 @@ class Clients(Scheme):
         return event_at(t)
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
-        """The probability, at most, that a client takes part in round t, whichever of `copies` - 1 others did."""
+        """The probability, at most, that a client takes part in round t, whichever of `copies` - 1 others did.
+
+        A scheme that overrides `draw` or `take_part` and does not define it has 1.
+        """
         return 1.0
 
     def amplified(self, event: Event, rate: float, remembers: bool) -> Event:
