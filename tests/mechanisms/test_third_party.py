@@ -40,6 +40,7 @@ from shoal.mechanisms.mechanism import (
 )
 from shoal.mechanisms.record_clipping import FactorClip, RecordClip
 from shoal.mechanisms.sampling import AllClients, Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.sampling.separated_clients import RandomAllocation
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
 from shoal.random.streams import Streams
@@ -234,6 +235,14 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (type("Mixin", (), done), base), {})
     assert type("Other", (base,), done | {statement: None})
+
+
+def test_who_is_charged_by_the_block_is_stated_anew_where_others_take_part():
+    """`amplified` is of one round; the charge of random allocation counts a client once in a block."""
+    done = {"take_part": lambda self, *given: np.arange(4), "amplified": Clients.amplified}
+    with pytest.raises(TypeError, match="overrides 'take_part', and inherits 'charged' of RandomAllocation"):
+        type("Other", (RandomAllocation,), done)
+    assert type("Other", (RandomAllocation,), done | {"charged": Clients.charged})
 
 
 @pytest.mark.parametrize("method", ["draw", "take_part"])

@@ -60,8 +60,8 @@ class Local(Stating):
         weight_decay: How strongly weights are pulled to 0, as in torch.optim: in SGD's gradient, apart in AdamW.
         proximal: mu of FedProx (Li et al. 2020): how strongly weights are pulled to the model of the round.
         max_grad_norm: Clips the gradient of a whole batch. It keeps training stable, and protects nobody.
-        personal: Layers that never leave a client (Arivazhagan et al. 2019): a number of last ones, or names such as
-            `head`, with all that is in them.
+        personal: Layers that never leave a client (Arivazhagan et al. 2019): how many of the last ones, or names such
+            as `head`, with all that is in them.
     """
 
     epochs: int = 1

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from shoal.errors import ConfigError, nearest
 
 Personal = int | str | tuple[str, ...]
-"""Which layers are personal: a number of last ones, or names, with all that is inside the layers so named."""
+"""Which layers are personal: how many of the last ones, or names, with all that is inside the layers so named."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ Bound = float | Tensor
 """A clip's bound as a number, or as a tensor on a device."""
 
 ADJACENCIES: dict[Unit, Adjacency] = {"client": "zero-out", "record": "replace-one", "user": "zero-out"}
-"""A client or user adds 0 to the sum, and count, that gets the noise; the noise stays, and both still count.
-A record is replaced by another one."""
+"""A client or user adds 0 to the sum, and to the count, that gets the noise; the noise stays, and public numbers
+still count it and its records. A record is replaced by another one."""
 UNCLIPPED = "updates are not clipped: one client can move the sum by any amount"
 NO_NOISE = Unbounded("the noise is 0")
 RAW = Unbounded("each update reaches the server before any noise is added")

@@ -38,13 +38,18 @@ class Stating:
 
     def __init_subclass__(cls) -> None:
         for method, statements in cls.states.items():
-            first = next(kind for kind in cls.__mro__ if {method, *statements} & vars(kind).keys())
-            if method not in vars(first) or any(name in vars(first) for name in statements):
-                continue
-            for name in statements:
-                owner = next(kind for kind in cls.__mro__ if name in vars(kind))
-                if "states" not in vars(owner):
-                    raise TypeError(
-                        f"{cls.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need "
-                        f"not hold for it: define '{name}' in {cls.__name__} too"
-                    )
+            cls.refuse_inherited(method, statements)
+
+    @classmethod
+    def refuse_inherited(cls, method: str, statements: tuple[str, ...]) -> None:
+        """Raise a TypeError where the class overrides a method, none of its statements, and inherits another's."""
+        first = next(kind for kind in cls.__mro__ if {method, *statements} & vars(kind).keys())
+        if method not in vars(first) or any(name in vars(first) for name in statements):
+            return
+        for name in statements:
+            owner = next(kind for kind in cls.__mro__ if name in vars(kind))
+            if "states" not in vars(owner):
+                raise TypeError(
+                    f"{cls.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need "
+                    f"not hold for it: define '{name}' in {cls.__name__} too"
+                )

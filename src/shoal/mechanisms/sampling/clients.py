@@ -39,7 +39,7 @@ class Clients(Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged", "amplified")}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged",)}
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     separated: ClassVar[bool] = False
@@ -59,6 +59,7 @@ class Clients(Scheme):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.refuse_inherited("take_part", ("charged", "amplified"))
         for name, decides in {"shows": {"draw", "take_part", "expected"}, "rate": {"draw", "take_part"}}.items():
             first = next(kind for kind in cls.__mro__ if {name, *decides} & vars(kind).keys())
             if name not in vars(first):
