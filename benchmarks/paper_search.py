@@ -108,9 +108,10 @@ GROUPS = {
     "client-fourier-100": _client(
         "hog-fourier", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
     ),
-    "client-fourier-1000-1": _client(
-        "hog-fourier", 1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)
-    ),
+    "client-fourier-1000-1": [
+        *_client("hog-fourier", 1000, 1.0, rounds=(20, 40), quantile=(0.05, 0.1, 0.2), momentum=(0.8, 0.9)),
+        *_client("hog-fourier", 1000, 1.0, rounds=(10, 20), quantile=(0.4, 0.6), momentum=(0.5, 0.8), epochs=(5, 10)),
+    ],
     "client-fourier-1000": _client("hog-fourier", 1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
     "client-fourier-10000": _client("hog-fourier", 10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
     "client-sharp-100": [
@@ -119,6 +120,9 @@ GROUPS = {
         ),
         *_client("hog-sharp", 100, 8.0, rounds=(10, 20), quantile=(0.6, 0.8), momentum=(0.8, 0.9), lr=(50.0, 100.0)),
     ],
+    "client-sharp-1000-1": _client(
+        "hog-sharp", 1000, 1.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.5, 0.8), epochs=(5, 10)
+    ),
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),
