@@ -21,6 +21,7 @@ from shoal.errors import ConfigError, DataError
 from shoal.gradients import Layout
 from shoal.gradients.ways import Way
 from shoal.inputs import parts, single
+from shoal.mechanisms.setting import Setting
 from shoal.models import build, check
 from shoal.models.check import refuse_tokens, takes_tokens
 from shoal.models.initial import load_initial
@@ -44,16 +45,31 @@ def prepare(config: Config, data: Any, model: Any) -> tuple[Config, Trainer[Simu
     Returns:
         The configuration with `auto` and `calibrate` resolved, and a trainer of simulated clients.
     """
-    dataset = dataset_of(config, data)
-    _refuse_private_stopping(config, dataset)
-    config = _resolved(config, dataset)
-    parts = parted(config, dataset)
-    config, module, dataset = with_model(config, dataset, model, Population.of(parts))
+    config, module, dataset, parts = _built(config, data, model)
     trainer = simulate(
         config.algorithm, module, dataset, parts,
         rounds=config.rounds, streams=streams_of(config), settings=config.engine,
     )  # fmt: skip
     return with_way(config, trainer.cohort.network.way), trainer
+
+
+def planned(config: Config, data: Any) -> tuple[Config, Setting]:
+    """The same for claims alone, which need no trainer: the configuration, and all that they depend on."""
+    config, module, _, parts = _built(config, data, None)
+    return config, _setting(config, Population.of(parts), module)
+
+
+def _built(config: Config, data: Any, model: Any) -> tuple[Config, nn.Module, Dataset, Partition]:
+    dataset = dataset_of(config, data)
+    _refuse_private_stopping(config, dataset)
+    config = _resolved(config, dataset)
+    parts = parted(config, dataset)
+    return *with_model(config, dataset, model, Population.of(parts)), parts
+
+
+def _setting(config: Config, population: Population, module: nn.Module) -> Setting:
+    layout = Layout.of(module, config.algorithm.local.personal)
+    return population.setting(config.rounds, layout, config.random == "secure")
 
 
 def with_way(config: Config, way: str) -> Config:
@@ -173,11 +189,9 @@ def _calibrated(config: Config, population: Population, module: nn.Module) -> Co
     if not config.budget.calibrate:
         return config
     limit = limit_of(config)
-    layout = Layout.of(module, config.algorithm.local.personal)
-    setting = population.setting(config.rounds, layout, config.random == "secure")
     budget = limit.budget()
     assert budget is not None  # calibrate without an epsilon was refused
-    algorithm = calibrated(config.algorithm, setting, budget, limit.unit, limit.observer)
+    algorithm = calibrated(config.algorithm, _setting(config, population, module), budget, limit.unit, limit.observer)
     return replace(config, algorithm=algorithm, budget=replace(config.budget, calibrate=False))
 
 

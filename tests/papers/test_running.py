@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import shoal
 from shoal import attacks
@@ -18,7 +19,7 @@ from shoal.papers.running import chosen, plan, play, read_lines
 from shoal.papers.table import Cell, Job, Table
 from shoal.papers.work import Account, Leak, Run
 from support.measurements import Killer, Timed
-from support.paths import TESTS
+from support.paths import ROOT, TESTS
 
 pytestmark = pytest.mark.slow
 
@@ -350,3 +351,50 @@ def test_rows_may_name_a_data_set_that_no_cell_names():
     assert all("MNIST" in name for name in names)
     with pytest.raises(ConfigError, match="no cell of pfl-table2 matches 'lfw'"):
         chosen(found, "lfw")
+
+
+def test_claims_of_an_earlier_version_are_proven_again(tmp_path):
+    cells = [
+        *chosen(table("thesis-table4.4"), "^trusted curator/IID"),
+        *chosen(table("beyond-client"), "^geyer-private 100/epsilon 8$"),
+    ]
+    found, path = replace(table("geyer-table1"), cells=tuple(cells)), tmp_path / "found.jsonl"
+    lines = play(plan(cells, 1, True, []), found, path, "cpu", True, nobody)
+    curator, calibrated = lines[0], lines[-1]
+    assert calibrated["calibrated"].keys() == {"per_round.noise_multiplier"}
+    unknown = {"cell": "gone/x", "key": "0", "seed": 0, "quick": True, "proven": []}
+    noise = {key: value / 2 for key, value in calibrated["calibrated"].items()}
+    earlier = [
+        curator | {"proven": [[unit, who, 0.1, None] for unit, who, *_ in curator["proven"]]},
+        calibrated | {"calibrated": noise},
+        {key: value for key, value in calibrated.items() if key != "calibrated"} | {"proven": []},
+        curator
+        | {"proven": [[unit, who, epsilon and 2 * epsilon, why] for unit, who, epsilon, why in curator["proven"]]},
+        unknown,
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
+    assert running.prove_again(path, nobody) == 2
+    again = read_lines(path)
+    assert again[0] == curator
+    (before, now) = (line["proven"][0][2] for line in (calibrated, again[1]))
+    assert before <= 8 < now
+    assert again[2:] == earlier[2:]
+
+
+@pytest.mark.parametrize("name", ["thesis-table4.4", "thesis-table4.5", "pfl-table2", "alphacdp-table5"])
+def test_the_claims_that_the_documentation_shows_are_those_of_this_version(name):
+    """Claims need no picture, only how many there are: each method's first line on MNIST."""
+    x = torch.zeros(1).expand(60_000, 1, 28, 28)
+    data = replace(shoal.load("digits"), train_x=x, train_y=torch.arange(60_000) % 10, test_x=x[:360])
+    works = {cell.work.key(False): cell.work for cell in table(name).cells if isinstance(cell.work, Run)}
+    checked = {}
+    for line in read_lines(ROOT / "docs" / "results" / f"{name}.jsonl"):
+        work = works.get(line["key"])
+        if work is None or work.needs(False) != "mnist" or work.config.get("data.features", "none") != "none":
+            continue
+        if work.config["algorithm"] not in checked:
+            checked[work.config["algorithm"]] = (line, work.proven_again(line, data))
+    assert len(checked) > 1
+    for shown, proven in checked.values():
+        epsilons = [[epsilon for *_, epsilon, _ in each["proven"]] for each in (shown, proven)]
+        assert epsilons[0] == [each if each is None else pytest.approx(each, rel=1e-6) for each in epsilons[1]]

@@ -1,7 +1,8 @@
-"""`shoal papers list|show|run|compare`: the papers' tables and figures, published and ours."""
+"""`shoal papers list|show|run|prove|compare`: the papers' tables and figures, published and ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,18 +102,7 @@ def run_command(
     console.print(
         f"{name}: {len(cells)} cells, {len(todo)} measurements to make, {escape(str(path))}", highlight=False
     )
-    progress = Progress(
-        TextColumn("{task.fields[done]}/{task.total}"),
-        BarColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left  {task.fields[cell]}", markup=False),
-        console=console,
-    )
-    task = progress.add_task("", total=len(todo), done=0, cell="")
-
-    def update(cell: str, done: int, share: float) -> None:
-        progress.update(task, completed=share, done=done, cell=cell)
-
+    progress, update = _progress(console, len(todo))
     try:
         with progress:
             written = play(todo, table, path, device, quick, update, jobs)
@@ -128,6 +118,41 @@ def run_command(
     console.print(f"see it with: shoal papers compare {name}{escape(more)}", highlight=False)
     if failed:
         raise typer.Exit(CELL_FAILED)
+
+
+@app.command("prove")
+def prove_command(
+    results: Annotated[list[Path], typer.Argument(help="Files, for example docs/results/geyer-table1.jsonl.")],
+) -> None:
+    """Prove what measured runs reveal again, by this version, and rewrite the files. Nothing is run."""
+    from shoal.papers.running import prove_again, read_lines
+
+    console = wide_console(WIDE)
+    for path in results:
+        if not path.is_file():
+            raise RunError(f"there is no results file {path}; `shoal papers run` makes one")
+        lines = len(read_lines(path))
+        progress, update = _progress(console, lines)
+        with progress:
+            changed = prove_again(path, update)
+        console.print(f"{escape(str(path))}: {changed} of {lines} lines have other claims now", highlight=False)
+
+
+def _progress(console: Console, total: int) -> tuple[Progress, Callable[[str, int, float], None]]:
+    """A bar of so many cells, and what moves it."""
+    progress = Progress(
+        TextColumn("{task.fields[done]}/{task.total}"),
+        BarColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left  {task.fields[cell]}", markup=False),
+        console=console,
+    )
+    task = progress.add_task("", total=total, done=0, cell="")
+
+    def update(cell: str, done: int, share: float) -> None:
+        progress.update(task, completed=share, done=done, cell=cell)
+
+    return progress, update
 
 
 @app.command("compare")

@@ -109,6 +109,8 @@ def run(config: dict[str, Any]) -> Run:
     }
     if "clients.cohort" in config:
         small["clients.cohort"] = cohort
+    if "per_update.count_noise_multiplier" in config:
+        small["per_update.count_noise_multiplier"] = 0.5  # of few clients, beside as much noise in all
     if config["model"].startswith("linear"):
         small |= {"data.features": "none", "local.lr": 5.0}
     else:

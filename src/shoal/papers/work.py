@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.papers.table import Job, Line, unfinished_folder
 from shoal.renamed import earlier_key, earlier_word
+
+if TYPE_CHECKING:
+    from shoal.data import Dataset
 
 EVALUATIONS = 20  # of a long run; each costs as much as a round
 EVERY_ROUND = 100  # runs up to this long are evaluated in every round, since some figures need a certain one
@@ -68,7 +72,32 @@ class Run:
             no_guarantee=True,
             on_round=lambda line: job.progress(line["round"] / rounds),
         )
-        return _line(result, given.get("local.steps"))
+        calibrated = {"calibrated": _noise(result.run)} if given.get("budget.calibrate") else {}
+        return _line(result, given.get("local.steps")) | calibrated
+
+    def proven_again(self, line: Line, data: Dataset | None = None) -> Line:
+        """A line with what this version proves of its run, which is not run again.
+
+        Never less than the line says: rounds that were interrupted and repeated are charged twice. A line from before
+        lines held the noise that was calibrated stays as it is.
+        """
+        from shoal.config import configure
+        from shoal.prepare import limit_of, planned
+        from shoal.training.budget import planned_claims
+
+        given = self.settings(line["quick"]) | {"seed": line["seed"]}
+        if given.get("budget.calibrate"):
+            if "calibrated" not in line:
+                return line
+            given |= {"budget.calibrate": False} | line["calibrated"]
+        config, setting = planned(configure(given), data)
+        found = planned_claims(config.algorithm, setting, line["rounds"], limit_of(config).delta)
+        again = _claims([claim.to_json() for claim in found])
+        said = {(unit, who): epsilon for unit, who, epsilon, _ in line["proven"]}
+        for claim in again["proven"]:
+            if claim[2] is not None:
+                claim[2] = max(claim[2], said.get((claim[0], claim[1])) or 0.0)
+        return line | again
 
     def figures(self, line: Line) -> dict[str, float]:
         """Accuracy, rounds, communication and the seconds of a step, where the line has them."""
@@ -94,8 +123,7 @@ def _line(result: Any, local_steps: int | None) -> Line:
     line: Line = {
         "accuracy": result.accuracy,
         "rounds": result.rounds,
-        "proven": [[each["unit"], each["observer"], each["epsilon"], each["because"]] for each in result.proven],
-        "delta": next((each["delta"] for each in result.proven if each["delta"] is not None), None),
+        **_claims(result.proven),
         "published": [[each["unit"], each["epsilon"], each["recipe"]] for each in result.published],
         "communication": updates,
         "curve": [
@@ -107,6 +135,20 @@ def _line(result: Any, local_steps: int | None) -> Line:
     if local_steps and updates:
         line["step_seconds"] = median(each["seconds"] for each in metrics) * len(metrics) / (updates * local_steps)
     return line
+
+
+def _claims(proven: Sequence[Mapping[str, Any]]) -> Line:
+    return {
+        "proven": [[each["unit"], each["observer"], each["epsilon"], each["because"]] for each in proven],
+        "delta": next((each["delta"] for each in proven if each["delta"] is not None), None),
+    }
+
+
+def _noise(run: Path) -> dict[str, Any]:
+    """The noise that was calibrated, as the configuration of a run states it."""
+    from shoal.config import read_toml
+
+    return {key: value for key, value in read_toml(run / "config.toml").items() if key.endswith(".noise_multiplier")}
 
 
 def _short(value: float | None) -> float | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +20,7 @@ from shoal.accounting import calibration
 from shoal.accounting.calibration import Budget
 from shoal.accounting.claims import Observer, Proven, Unit, prove, stated
 from shoal.accounting.events import NOTHING, Compose, Event, Repeat, Unbounded
-from shoal.accounting.privacy_ledger import Intent, Ledger, verify
+from shoal.accounting.privacy_ledger import Charge, Intent, Ledger, verify
 from shoal.accounting.rdp import Running
 from shoal.accounting.rounding import up
 from shoal.algorithms.base import Algorithm
@@ -73,12 +75,8 @@ class Spending:
 
     def intend(self, first: int, last: int) -> int:
         """Charge the rounds first..last (from 1), on disk; returns how many attempts at them came before."""
-        by_round = [charges(self._algorithm, self._setting, t, t < self.furthest) for t in range(first - 1, last)]
-        composed = tuple(
-            replace(column[0], event=_one_after_the_other([charge.event for charge in column]))
-            for column in zip(*by_round, strict=True)
-        )
-        intent = self._ledger.intend(last, composed, first)
+        by_round = (charges(self._algorithm, self._setting, t, t < self.furthest) for t in range(first - 1, last))
+        intent = self._ledger.intend(last, _composed(by_round), first)
         self._count(intent)
         return intent.attempt - 1
 
@@ -144,9 +142,7 @@ class Spending:
 
     def _prove(self, unit: Unit, who: Observer) -> Proven:
         spent = self._ledger.charged_event(unit, who)
-        clients = self._setting.clients
-        found = prove(unit, who, spent, self.limit.delta, adjacency=ADJACENCIES[unit], clients=clients)
-        return stated(found, {**(self._ledger.opened or {}), **assumed_facts(self._setting)})
+        return _claim(self._setting, unit, who, spent, self.limit.delta, self._ledger.opened or {})
 
     def by_client(self, sizes: np.ndarray) -> list[tuple[int, Proven]]:
         """What is proven for a record of each client, against released models: (client, claim), the worst first.
@@ -220,6 +216,20 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
         )
 
 
+@lru_cache(maxsize=16)
+def planned_claims(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Proven, ...]:
+    """What is proven of the first rounds of a run, for every unit and observer, before any is run."""
+    spent = _composed(charges(algorithm, setting, t) for t in range(rounds))
+    return tuple(_claim(setting, charge.unit, charge.observer, charge.event, delta, {}) for charge in spent)
+
+
+def _claim(
+    setting: Setting, unit: Unit, who: Observer, spent: Event, delta: float, opened: Mapping[str, Any]
+) -> Proven:
+    found = prove(unit, who, spent, delta, adjacency=ADJACENCIES[unit], clients=setting.clients)
+    return stated(found, {**opened, **assumed_facts(setting)})
+
+
 def assumed_facts(setting: Setting) -> dict[str, Any]:
     """What claims assume besides what was charged (claims.stated), for the first line of the ledger."""
     facts: dict[str, Any] = {"clients": setting.clients, "simulated": setting.simulated}
@@ -233,6 +243,14 @@ def users_said(setting: Setting) -> str:
     several = setting.clients_per_user
     where = f"no user has records at more than {several:,} clients" if several > 1 else "no user is at two clients"
     return f"{where}; it is public whose each record is" if setting.user_columns > 1 else where
+
+
+def _composed(by_round: Iterable[tuple[Charge, ...]]) -> tuple[Charge, ...]:
+    """The charges of several rounds as those of one."""
+    columns = zip(*by_round, strict=True)
+    return tuple(
+        replace(column[0], event=_one_after_the_other([charge.event for charge in column])) for column in columns
+    )
 
 
 def _one_after_the_other(events: list[Event]) -> Event:
