@@ -3,7 +3,7 @@
     SHOAL_DATA=... python benchmarks/fixed_features.py --search --out SEARCH [--cells '.*/1/3/0/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/fixed_features.py --chosen SEARCH --out FILE [--cells 'mnist/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/fixed_features.py --forms FORMS --out FILE [--cells 'mnist/.*'] [--device cuda]
-    python benchmarks/fixed_features.py --out FILE --plot PICTURE [--patches FILE]
+    python benchmarks/fixed_features.py --out FILE --plot PICTURE [--patches FILE] [--network FILE]
 
 A small network on the wavelet features of Tramèr & Boneh (2021), https://arxiv.org/abs/2011.11660, or a linear one on
 random Fourier features of gradient histograms (`hog-fourier`). A cell is data/sites/epsilon/seed. One site is DP-SGD
@@ -13,7 +13,8 @@ on all records (delta 1e-5, add-or-remove; replace-one is printed beside it); se
 No data set chooses for itself: what Fashion-MNIST uses is best on MNIST, what MNIST and CIFAR-10 use is best on
 Fashion-MNIST. On wavelet features `--search` tries the grids at epsilon 3, by seed. (CIFAR-10 was run with sampled
 batches.) The form of `hog-fourier` and its learning rate are chosen among the lines of feature_forms.py. What FILE
-holds is not run again. `--patches` adds what patch_features.py wrote to the picture.
+holds is not run again. `--patches` adds what patch_features.py wrote to the picture,
+`--network` what cifar10.py did.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import re
 import tempfile
 import time
@@ -64,7 +66,7 @@ GRIDS = (
         "features": ("scattering",),
     },
 )
-MARKS = {"scattering": "o", "hog-fourier": "s", "patches": "D"}
+MARKS = {"scattering": "o", "hog-fourier": "s", "patches": "D", "patches and a network": "*"}
 FOURIER = {
     "model": "linear-without-bias",
     "momentum": 0.9,
@@ -190,15 +192,23 @@ def main() -> None:
     way.add_argument("--forms", type=Path, help="random Fourier features, by the lines of feature_forms.py")
     way.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
     parser.add_argument("--patches", type=Path, metavar="FILE", help="lines of patch_features.py to draw beside them")
+    parser.add_argument("--network", type=Path, metavar="FILE", help="lines of cifar10.py, likewise")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    lines, patches = (
+    lines, patches, network = (
         [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
-        for path in (given.out, given.patches)
+        for path in (given.out, given.patches, given.network)
     )
     if given.plot:
-        return plot(lines + [line | {"features": "patches"} for line in patches], given.plot)
+        lines += [line | {"features": "patches"} for line in patches]
+        lines += [
+            {"features": "patches and a network", "accuracy": line["accuracy"]}
+            | {"cell": f"cifar10/{line['sites']}/{math.ceil(line['epsilon']['add-or-remove'])}/{line['seed']}"}
+            for line in network
+            if line["phase"] == "both"
+        ]
+        return plot(lines, given.plot)
     done = {(line["cell"], line["features"]) for line in lines}
     held: dict[tuple[str, str], Dataset] = {}
     for cell, chosen in cells(given):
