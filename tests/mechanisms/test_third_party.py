@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from shoal.accounting.events import BySize, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.leaves import by_size
 from shoal.accounting.theorems import IN_SIGHT
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import AS_ONE_RECORD, PAIRS, event, proves
@@ -27,6 +28,8 @@ from shoal.federation.consent import Refused
 from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
+from shoal.mechanisms.coordinate_clipping import AdaClip
+from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.mechanism import (
@@ -38,15 +41,35 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     altered,
 )
-from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import AllClients, Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.participation import Participation
+from shoal.mechanisms.record_clipping import FactorClip, QuantileRecordClip, RecordClip
+from shoal.mechanisms.sampling import (
+    AllClients,
+    AllocatedRecords,
+    Clients,
+    PoissonClients,
+    PoissonRecords,
+    Records,
+    ShuffledRecords,
+)
 from shoal.mechanisms.sampling.separated_clients import RandomAllocation
 from shoal.mechanisms.schedules import parse
-from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import (
+    Clip,
+    Clipping,
+    NoisyClip,
+    QuantileClip,
+    clipped,
+    into_ball,
+    row_norms,
+    shrinking,
+)
+from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
-from support.small_federation import SETTING, simulator, small
+from support.small_federation import SETTING, simulator, small, twin
 
 
 def shares(layers):
@@ -311,6 +334,29 @@ def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
     assert said[0].because == "it counts what is within its clip, and the noise does not cover that"
     shared = replace(UPDATES, per_update=PaidCount(1.0))
     assert event(shared, SETTING, 0, "client", "release") == event(UPDATES, SETTING, 0, "client", "release")
+
+
+class Following(QuantileClip):
+    """Sets its bound to the share of clients that were within the last one."""
+
+    def adapt(self, state, share):
+        state["clip"] = torch.tensor(share)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_clip_learns_a_count_with_its_noise_or_none(counts):
+    kind = type("Other", (Following,), {"counts": counts})
+    record = replace(cut(UPDATES), per_update=kind(count_noise_multiplier=0.5))
+    sim = simulator(record)
+    shares = {run_round(sim.cohort, sim.params, {}, RoundIndex(t, 4))[1].get("clip") for t in range(2)}
+    if counts:
+        assert all(share * 4 % 0.5 for share in shares), "the count of a cohort of 4 expected clients has noise"
+    else:
+        assert shares == {None}
+
+
+def test_a_count_is_rounded_to_a_step_of_its_own_noise_in_secure_mode():
+    assert NoisyCount(1.0).count_rounding(4) == pytest.approx(2 * 100 / 2**20, rel=1e-2)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
 from shoal.mechanisms.step_test import StepTest
-from shoal.random.secure_streams import FINE, charged, grid
+from shoal.random.secure_streams import FINE, STEPS, charged, grid
 
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
@@ -136,11 +136,11 @@ class GradientClip(Mechanism, ABC):
         return 0.0
 
     def count_rounding(self, batch: float) -> float:
-        """By which share of 1/2 rounding lets one record move a count further (secure mode)."""
-        return 0.0
+        """By which share of 1/2 rounding lets one record move a count further (secure mode): a step of its grid."""
+        return 2.002 * self.count_scale(batch) / STEPS
 
     def adapt(self, state: State, share: float) -> None:
-        """Set the next round's bound, from the noisy share of gradients within this one."""
+        """Set the next round's bound, from the noisy share of gradients within this one, if it `counts`."""
 
     def most_share(self, widest: float) -> float:
         """How far from 0 an honest client's noisy share, less 1/2, can be.
@@ -284,22 +284,11 @@ class UpdateMechanism(Mechanism, ABC):
         return 0.0
 
     def count_rounding(self, cohort: float) -> float:
-        """By which share of 1/2 rounding lets one client move a count further (secure mode)."""
-        return 0.0
+        """By which share of 1/2 rounding lets one client move a count further (secure mode): a step of its grid."""
+        return 2.002 * self.count_scale(cohort) / STEPS
 
-    def adapt(
-        self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """Set the next round's bound, from how many of the clients' norms were within this one's.
-
-        Args:
-            state: What is carried from round to round.
-            below: The number of clients whose norm was within the bound.
-            clients: The number of clients that took part.
-            cohort: The public, expected number of clients.
-            noise: The noise on the sum; the count has none where this is 0.
-            generator: The generator of the count's noise.
-        """
+    def adapt(self, state: State, share: float) -> None:
+        """Set the next round's bound, from the noisy share of clients within this one, if it `counts`."""
 
     @property
     def leaves_raw(self) -> bool:

@@ -201,10 +201,6 @@ class QuantileRecordClip(Quantile, RecordClipping):
         """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
 
-    def adapt(self, state: State, share: float) -> None:
-        """Set the next round's bound, from the mean noisy share."""
-        self.move(state, share)
-
     def most_share(self, widest: float) -> float:
         """Half of the widest batch, plus ten standard deviations of the count noise."""
         return 0.5 * widest + 10 * self.count_noise_multiplier

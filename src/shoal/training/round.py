@@ -21,7 +21,7 @@ from shoal.errors import RunError
 from shoal.gradients import Layout
 from shoal.mechanisms.noise_shares import add_shares
 from shoal.mechanisms.sanitiser import StepMetrics
-from shoal.mechanisms.update_clipping import weighed_sum
+from shoal.mechanisms.update_clipping import noisy_share, weighed_sum
 from shoal.precision import no_autocast
 from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
@@ -96,10 +96,11 @@ def run_round(
     params = server.step(algorithm.server, params, update, state, index)
 
     # adapt: the next round's clips
-    if per_update is not None:
+    if per_update is not None and per_update.counts:
         generator = streams.generator("count noise", t, attempt)
-        per_update.adapt(state, total.below, total.clients, expected, noise, generator)
-    if algorithm.per_record is not None:
+        share = noisy_share(per_update, total.below, total.clients, expected, noise, generator)
+        per_update.adapt(state, share)
+    if algorithm.per_record is not None and algorithm.per_record.counts:
         algorithm.per_record.adapt(state, total.shares / expected + 0.5)
 
     metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}
