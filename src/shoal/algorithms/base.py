@@ -25,7 +25,7 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     refuse_unheld_noise,
 )
-from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records
+from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records, participation
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.mechanisms.setting import Setting as Setting
 from shoal.mechanisms.statements import Stating
@@ -242,7 +242,7 @@ class Algorithm:
         """The same with all that its noise computes at the start written out, for these rounds and clients."""
         if self.per_round is None:
             return self
-        return replace(self, per_round=self.per_round.settled(self.clients.participation(rounds, clients)))
+        return replace(self, per_round=self.per_round.settled(participation(self.clients, rounds, clients)))
 
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """Raise a ConfigError where round t could not be run; checked before the first round."""

@@ -29,7 +29,7 @@ from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
 from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.participation import Participation
-from shoal.mechanisms.sampling import Clients, Records
+from shoal.mechanisms.sampling import Clients, Records, participation
 from shoal.mechanisms.sanitiser import Layers as Layers
 from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.mechanisms.sanitiser import State as State
@@ -461,7 +461,7 @@ class Round:
     @property
     def participation(self) -> Participation:
         """When a client may take part."""
-        return self.clients.participation(self.setting.rounds, self.setting.clients)
+        return participation(self.clients, self.setting.rounds, self.setting.clients)
 
     @property
     def many(self) -> int:

@@ -20,6 +20,7 @@ from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Layout
 from shoal.mechanisms.noise_shares import add_shares
+from shoal.mechanisms.sampling import participation
 from shoal.mechanisms.sanitiser import StepMetrics
 from shoal.mechanisms.update_clipping import noisy_share, weighed_sum
 from shoal.precision import no_autocast
@@ -88,7 +89,7 @@ def run_round(
         noise = z * total.clip_norm
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", t, attempt)
-        per_round = per_round.fitted(algorithm.clients.participation(rounds, count))
+        per_round = per_round.fitted(participation(algorithm.clients, rounds, count))
         total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
     update = total.update.div_(denominator).to(params.dtype)
 

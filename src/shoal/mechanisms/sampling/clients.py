@@ -132,7 +132,7 @@ class Clients(Scheme):
     ) -> Event:
         """What the ledger is charged before round t; `event_at`: what each round would be charged by itself.
 
-        Several rounds may be charged as one, but no later than the first of them.
+        Several rounds may be charged as one, but no later than the first of them, which `charged_from` gives.
         """
         return event_at(t)
 
@@ -278,3 +278,8 @@ class AllClients(Clients):
     def of_cohort(self, cohort: float) -> Clients:
         """The same: there is no cohort size."""
         return self
+
+
+def participation(scheme: Clients, total: int, clients: int) -> Participation:
+    """When a client may take part, as training checks it: in any round, where turns are not counted."""
+    return scheme.participation(total, clients) if scheme.separated else Participation(total)
