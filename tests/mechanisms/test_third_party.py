@@ -240,13 +240,24 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
     [
         (Clip, "apply", "unproven"),
         (Clip, "needs_cohort_norms", "unproven"),
+        (Clip, "sums_gradients", "unproven"),
+        (NoisyClip, "multiplier", "noise_schedule"),
         (StepNoise, "test", "event"),
+        (StepNoise, "multiplier", "noise_schedule"),
         (RecordClip, "sanitiser", "unproven"),
         (RecordClip, "sensitivity", "unproven"),
+        (RecordClip, "factors", "excess"),
+        (QuantileRecordClip, "count", "count_scale"),
+        (AdaClip, "clipped_sum", "unproven"),
         (GaussianNoise, "add", "event"),
+        (GaussianNoise, "share", "event"),
+        (GaussianNoise, "for_records", "event"),
+        (GaussianNoise, "multiplier", "noise_schedule"),
+        (Correlated, "fitted", "event"),
         (PoissonClients, "draw", "amplified"),
         (PoissonClients, "take_part", "amplified"),
         (PoissonRecords, "drawn", "event"),
+        (PoissonRecords, "repeats", "event"),
     ],
     ids=lambda given: getattr(given, "__name__", given),
 )
@@ -258,6 +269,26 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (type("Mixin", (), done), base), {})
     assert type("Other", (base,), done | {statement: None})
+
+
+def test_each_statement_is_made_anew():
+    """A noisy clip also states its event: one that only says again what its clip proves has forgotten that."""
+    done = {"apply": lambda self, updates, *given: updates, "unproven": None}
+    with pytest.raises(
+        TypeError, match=r"inherits 'event' of NoisyClip.*\(event = NoisyClip.event, if that still holds"
+    ):
+        type("Other", (NoisyClip,), done)
+    assert type("Other", (NoisyClip,), done | {"event": NoisyClip.event})
+
+
+def test_a_class_that_is_changed_after_it_was_made_is_refused_where_it_is_used():
+    clients, records = type("Other", (PoissonClients,), {}), type("Other", (PoissonRecords,), {})
+    assert replace(UPDATES, clients=clients(cohort=2), records=records()).clients.rate(0, 4, 4) == 0.5
+    records.drawn = lambda self, generator, records, steps: np.zeros((steps, 1), dtype=np.int64)
+    with pytest.raises(TypeError, match="Other overrides 'drawn', and inherits 'event' of PoissonRecords"):
+        replace(UPDATES, records=records())
+    clients.draw, clients.amplified = lambda self, *given: np.arange(4), Clients.amplified
+    assert replace(UPDATES, clients=clients(cohort=2)).clients.rate(0, 4, 4) == 1
 
 
 def test_who_is_charged_by_the_block_is_stated_anew_where_others_take_part():
@@ -277,6 +308,46 @@ def test_one_that_lets_others_take_part_has_no_rate_that_it_does_not_state(metho
     stated = type("Other", (PoissonClients,), done | {"rate": PoissonClients.rate})
     rates = [kind(cohort=2).rate(0, 4, 4) for kind in (PoissonClients, other, mixed, stated)]
     assert rates == [0.5, 1.0, 1.0, 0.5]
+
+
+def test_a_cohort_of_public_size_is_none_where_others_take_part():
+    """Shares of noise are made for a number of clients: fewer clients add less noise."""
+    few = type("Few", (AllClients,), {"draw": lambda self, *given: np.arange(2)})
+    record = algorithm("distributed-dp-sgd")
+    record.refuse_unfit(0, 4, 10)
+    with pytest.raises(ConfigError, match="noise shares are made for a cohort of public size"):
+        replace(record, clients=few()).refuse_unfit(0, 4, 10)
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        {"expected": lambda self, t, total, clients: 1.0 + t},
+        {"rate": lambda self, t, total, clients, copies=1: (1 + t) / clients},
+        {"charged": lambda self, event_at, t, *given: event_at(0) if t else event_at(1)},
+    ],
+    ids=lambda done: next(iter(done)),
+)
+def test_rounds_differ_where_the_sampling_of_clients_is_anothers(done):
+    """Else a site would charge all of them as the first."""
+    record = replace(UPDATES, clients=PoissonClients(cohort=1))
+    assert record.different_rounds(4) == range(1)
+    other = type("Other", (PoissonClients,), done)
+    assert replace(record, clients=other(cohort=1)).different_rounds(4) == range(4)
+
+
+def test_turns_that_nobody_counts_are_not_charged():
+    """`participation` is checked where a scheme is `separated`: elsewhere a client may come in any round."""
+    turns = {
+        "draw": lambda self, *given: np.arange(2),
+        "participation": lambda self, total, _: Participation(total, 4),
+    }
+    said = {}
+    for separated in (False, True):
+        scheme = type("Turns", (Clients,), turns | {"secret": False, "separated": separated})
+        record = replace(UPDATES, clients=object.__new__(scheme), per_round=Correlated(2.0, bands=4))
+        said[separated] = sum(event(record, SETTING, t, "client", "release").noise ** -2 for t in range(4))
+    assert said[False] > 2 * said[True]
 
 
 def test_an_altered_copy_of_an_altered_copy_has_the_same_statements():

@@ -28,7 +28,7 @@ from shoal.mechanisms.mechanism import (
 from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records, participation
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.mechanisms.setting import Setting as Setting
-from shoal.mechanisms.statements import Stating
+from shoal.mechanisms.statements import Stating, refuse_inherited
 
 NO_CLAIM = "no privacy"
 
@@ -191,6 +191,10 @@ class Algorithm:
     per_round: RoundNoise | None = None
     server: Server = field(default_factory=Server)
     published: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        for part in (self.clients, self.records, *self.mechanisms):
+            refuse_inherited(type(part))
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:

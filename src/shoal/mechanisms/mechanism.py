@@ -101,7 +101,13 @@ class GradientClip(Mechanism, ABC):
     """
 
     section: ClassVar[str] = "per_record"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"sanitiser": ("unproven",), "sensitivity": ("unproven",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "sanitiser": ("unproven",),
+        "sensitivity": ("unproven",),
+        "clipped_sum": ("unproven",),
+        "factors": ("excess",),
+        "count": ("count_scale",),
+    }
     unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
     counts: ClassVar[bool] = False
@@ -180,7 +186,7 @@ class StepMechanism(Mechanism, ABC):
     """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",), "multiplier": ("noise_schedule",)}
 
     @abstractmethod
     def noise_schedule(self) -> Schedule:
@@ -227,6 +233,8 @@ class UpdateMechanism(Mechanism, ABC):
     states: ClassVar[dict[str, tuple[str, ...]]] = {
         "apply": ("unproven", "event"),
         "needs_cohort_norms": ("unproven",),
+        "sums_gradients": ("unproven",),
+        "multiplier": ("noise_schedule",),
     }
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
@@ -341,7 +349,13 @@ class RoundNoise(Mechanism, ABC):
     """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"add": ("event",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "add": ("event",),
+        "share": ("event",),
+        "fitted": ("event",),
+        "for_records": ("event",),
+        "multiplier": ("noise_schedule",),
+    }
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from inspect import getdoc
 from typing import ClassVar
 
@@ -34,22 +35,39 @@ class Stating:
         return ()
 
     states: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """The names of what states the cost, by the name of the method that it is the cost of."""
+    """The names of what states the cost, by the name of what it is the cost of."""
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """The same of what need not be stated anew: it is then as the base class of the boundary says."""
 
     def __init_subclass__(cls) -> None:
-        for method, statements in cls.states.items():
-            cls.refuse_inherited(method, statements)
+        refuse_inherited(cls)
 
-    @classmethod
-    def refuse_inherited(cls, method: str, statements: tuple[str, ...]) -> None:
-        """Raise a TypeError where the class overrides a method, none of its statements, and inherits another's."""
-        first = next(kind for kind in cls.__mro__ if {method, *statements} & vars(kind).keys())
-        if method not in vars(first) or any(name in vars(first) for name in statements):
-            return
+
+def refuse_inherited(kind: type[Stating]) -> None:
+    """Raise a TypeError where a class overrides what is done, and inherits what another states of its cost.
+
+    An algorithm asks again for each of its parts: their classes may have been changed since they were made.
+    """
+    for method, name, owner in _inherited(kind, kind.states):
+        raise TypeError(
+            f"{kind.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need not hold "
+            f"for it: define '{name}' in {kind.__name__} too ({name} = {owner.__name__}.{name}, if that still holds)"
+        )
+    for _, name, _ in _inherited(kind, kind.resets):
+        base = next(each for each in kind.__mro__ if "states" in vars(each))
+        setattr(kind, name, vars(base)[name])
+
+
+def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str, type]]:
+    """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of."""
+    for method, statements in decides.items():
         for name in statements:
-            owner = next(kind for kind in cls.__mro__ if name in vars(kind))
-            if "states" not in vars(owner):
-                raise TypeError(
-                    f"{cls.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need "
-                    f"not hold for it: define '{name}' in {cls.__name__} too"
-                )
+            first = next(each for each in kind.__mro__ if {method, name} & _defined(each))
+            owner = next(each for each in kind.__mro__ if name in _defined(each))
+            if first is not owner and not any("states" in vars(each) for each in (first, owner)):
+                yield method, name, owner
+
+
+def _defined(kind: type) -> set[str]:
+    """What a class defines itself; what was altered for an audit (mechanism.altered) is left out."""
+    return {*vars(kind)} - {*vars(kind).get("altered", {})}

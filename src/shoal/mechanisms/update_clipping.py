@@ -233,6 +233,7 @@ class NoisyClip(Clip):
     noise_multiplier: str | float = 1.0
     at: Literal["server", "client"] = "server"
     draws_noise: ClassVar[bool] = True
+    unproven: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

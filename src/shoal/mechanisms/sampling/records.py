@@ -56,20 +56,16 @@ class Records(Scheme):
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("event",), "drawn": ("event",)}
-    varies: ClassVar[bool] = False
+    states: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("draw", "drawn", "repeats"), ("event",))
+    resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("draw", "drawn", "repeats"), ("user_event", "varies")
+    )
+    varies: ClassVar[bool] = True
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
     """May a record occur more than once in a batch?"""
     unproven: ClassVar[str | None] = None
     """Why nothing is proven for a record that is replaced by another; None where something is."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        decides = {"draw", "drawn", "user_event"}
-        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
-        if "user_event" not in vars(first):
-            cls.user_event = Records.user_event  # type: ignore[method-assign]  # another's need not hold for it
 
     def __post_init__(self) -> None:
         if (self.rate is None) != (self.nominal_records is None):
@@ -190,7 +186,6 @@ class PoissonRecords(Records):
     """Each record independently with probability batch/n, or `rate`."""
 
     sampling: str = "poisson"
-    varies: ClassVar[bool] = True
 
     def _refuse_rate(self, rate: float, records: int) -> None:
         if not 1 / MOST_STEPS <= rate <= 1:
@@ -258,6 +253,7 @@ class RecordsWithReplacement(Records):
     """`batch` draws from a client's records."""
 
     sampling: str = "with-replacement"
+    varies: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
 
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -277,6 +273,8 @@ class ShuffledRecords(Records):
     """A new order every epoch, cut into batches, of which the last may be smaller: nothing is amplified."""
 
     sampling: str = "shuffled"
+    varies: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """Pass after pass over the records, in batches."""
