@@ -541,6 +541,91 @@ def test_a_scheme_draws_what_is_charged(drawn, reason, method):
     run_round((sim := simulator(replace(record, records=padded))).cohort, sim.params, {}, RoundIndex(0, 4))
 
 
+def test_no_scheme_is_its_own_judge():
+    """What is drawn is checked outside the class, which may have a method of any name."""
+
+    def twice(self, generator, records, steps):
+        return np.zeros((steps, 2), dtype=np.int64)
+
+    done = {"drawn": twice, "checked": twice, "refuse_repeats": lambda self, batches: None, "event": Records.event}
+    record = replace(cut(UPDATES), records=type("Mine", (ShuffledRecords,), done)(batch=2))
+    with pytest.raises(PluginError, match="drew a record more often than is charged"):
+        run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
+
+
+def test_a_batch_of_secure_mode_is_no_wider_than_its_public_width():
+    """It would be padded to its own width, which shows in the last digits."""
+    everything = altered(
+        PoissonRecords(rate=1e-6, nominal_records=10),
+        drawn=lambda self, _, records, steps: np.array([range(records)]),
+    )
+    record = replace(cut(UPDATES), records=everything, local=replace(cut(UPDATES).local, steps=1))
+    run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
+    secure = twin(sim, streams=SecureStreams())
+    with pytest.raises(PluginError, match=r"drew 10 records at once; its `most` \(in secure mode also its `widest`"):
+        run_round(secure.cohort, secure.params, {}, RoundIndex(0, 4))
+
+
+def test_a_record_that_may_fill_a_batch_is_charged_for_all_of_it():
+    drawn = {"drawn": lambda self, generator, records, steps: np.zeros((steps, self.batch), dtype=np.int64)}
+    noises = {
+        repeats: type("Mine", (Records,), drawn | {"repeats": repeats})(batch=5)
+        .event(1.0, 2.0, [(10, 0.5, 3)])[0]
+        .noise
+        for repeats in (False, True)
+    }
+    assert noises == {False: 2.0, True: 0.4}
+
+
+def test_one_that_takes_more_steps_is_charged_for_more_passes():
+    """Three times the steps are three passes, where clients' sizes are known as where they are not."""
+    thrice = type(
+        "Thrice", (ShuffledRecords,), {"steps": lambda self, *given: 3 * ShuffledRecords.steps(self, *given)}
+    )
+    record = replace(cut(RECORDS), records=thrice(batch=5))
+    three = replace(record, records=ShuffledRecords(batch=5), local=replace(record.local, steps=None, epochs=3))
+    record = replace(record, local=replace(three.local, epochs=1))
+    for setting in (SETTING, replace(SETTING, sizes=()), replace(SETTING, sizes=(7, 100), bounds=True)):
+        found, wanted = (by_size(event(each, setting, 0, "record", "server")) for each in (record, three))
+        assert found == wanted
+
+
+def test_records_are_allocated_as_many_steps_as_are_charged_however_many_are_taken():
+    """One record in a step, on average; it was half of all records, of which one was charged."""
+    two = type("Two", (AllocatedRecords,), {"steps": lambda self, records, epochs: 2 * epochs})
+    drawn = two(batch=1).drawn(np.random.default_rng(0), 100, 2)
+    assert (drawn >= 0).sum(1).max() < 10
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_each_client_is_charged_for_its_share_and_steps_if_large_ones_sample_more_and_take_fewer_steps(steps):
+    done = {
+        "share": lambda self, records: min(1.0, records / 4000),
+        "steps": lambda self, records, epochs: epochs * (500 - records // 10),
+    }
+    sampler, sizes = type("Other", (PoissonRecords,), done)(batch=10), range(10, 4000, 10)
+    uses = sampler.uses(Setting(10, 4, sizes=tuple(sizes)), steps, 1)
+    for size in sizes:
+        _, share, most = next(use for use in reversed(uses) if use[0] <= size)
+        assert share >= sampler.share(size)
+        assert most >= (steps or sampler.steps(size, 1))
+
+
+def test_a_share_of_ones_own_is_charged_where_sizes_are_not_known():
+    twice = type("Twice", (PoissonRecords,), {"share": lambda self, records: 2 * self.rate})
+    assert twice(rate=0.01, nominal_records=1000).uses(Setting(10, 4), 5, 1) == [(0, 0.02, 5)]
+
+
+@pytest.mark.parametrize("drawn", [[-1, 9], [10], [0.5], [True, False]], ids=str)
+@pytest.mark.parametrize("separated", [False, True])
+def test_a_scheme_draws_clients_that_there_are(drawn, separated):
+    """-1 and 9 would be the last of ten clients, twice."""
+    clients = altered(Clients("cyclic" if separated else "all"), draw=lambda self, *given: np.array(drawn))
+    sim = simulator(replace(cut(UPDATES), clients=clients))
+    with pytest.raises(PluginError, match="drew something else than numbers from 0 to 9"):
+        run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
+
+
 def test_a_client_that_is_drawn_twice_takes_part_once():
     record = cut(UPDATES)
     twice = altered(record.clients, draw=lambda self, *given: np.array([1, 1, 1]))
