@@ -291,6 +291,11 @@ def test_a_class_that_is_changed_after_it_was_made_is_refused_where_it_is_used()
     assert replace(UPDATES, clients=clients(cohort=2)).clients.rate(0, 4, 4) == 1
 
 
+def test_a_certificate_does_not_say_of_one_what_another_does():
+    assert type("Other", (PoissonClients,), {})().does() == "Other"
+    assert PoissonClients().does().startswith("Each client takes part independently")
+
+
 def test_who_is_charged_by_the_block_is_stated_anew_where_others_take_part():
     """`amplified` is of one round; the charge of random allocation counts a client once in a block."""
     done = {"take_part": lambda self, *given: np.arange(4), "amplified": Clients.amplified}

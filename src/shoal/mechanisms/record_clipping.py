@@ -59,7 +59,7 @@ class FactorClip(GradientClip):
     def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
         """For each client [K], how many more records than half of its batch are below the bound, if it `counts`.
 
-        `mask` [K, B] is 0 for padding.
+        One record moves it by 1/2, at most. `mask` [K, B] is 0 for padding.
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)

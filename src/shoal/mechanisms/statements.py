@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from inspect import getdoc
 from typing import ClassVar
 
 
 def summary(value: object) -> str:
-    """What a mechanism does, in a sentence or two: the first paragraph of its class's docstring."""
-    first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())
+    """What a mechanism does, in a sentence or two: the first paragraph of its own class's docstring, or its name."""
+    first = " ".join((type(value).__doc__ or type(value).__name__).split("\n\n")[0].split())
     return re.sub(r"^Boundary `\w+`: ", "", first)
 
 
@@ -70,4 +69,4 @@ def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iter
 
 def _defined(kind: type) -> set[str]:
     """What a class defines itself; what was altered for an audit (mechanism.altered) is left out."""
-    return {*vars(kind)} - {*vars(kind).get("altered", {})}
+    return {*vars(kind)} - {*vars(kind).get("__altered__", {})}
