@@ -281,6 +281,18 @@ def test_each_statement_is_made_anew():
     assert type("Other", (NoisyClip,), done | {"event": NoisyClip.event})
 
 
+def test_one_with_statements_of_its_own_makes_the_others_anew_all_the_same():
+    """Only what the base class of the boundary says may be inherited."""
+    quiet = {"apply": lambda self, updates, *given: updates, "states": Clip.states | {"faded": ("event",)}}
+    with pytest.raises(TypeError, match="Other overrides 'apply', and inherits 'unproven' of NoisyClip"):
+        type("Other", (NoisyClip,), quiet)
+    done = {"draw": lambda self, *given: np.arange(4), "amplified": Clients.amplified}
+    rules = {"states": Clients.states | {"chosen": ("amplified",)}}
+    assert type("Other", (PoissonClients,), done | rules)(cohort=2).rate(0, 4, 4) == 1
+    family = type("Family", (PoissonClients,), rules | {"rate": lambda self, *given: 0.5})
+    assert type("Other", (family,), done)(cohort=2).rate(0, 4, 4) == 1
+
+
 def test_a_class_that_is_changed_after_it_was_made_is_refused_where_it_is_used():
     clients, records = type("Other", (PoissonClients,), {}), type("Other", (PoissonRecords,), {})
     assert replace(UPDATES, clients=clients(cohort=2), records=records()).clients.rate(0, 4, 4) == 0.5

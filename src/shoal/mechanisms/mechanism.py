@@ -573,10 +573,8 @@ def _range(values: Sequence[float]) -> str:
 
 def altered(value: Any, **methods: Any) -> Any:
     """A copy of a dataclass instance with other methods, and the same statements: what an audit must flag."""
-    kept = vars(type(value)).get(
-        "__altered__", {}
-    )  # of a copy: derived from its base too, so that no statement is lost
-    bases = type(value).__bases__ if kept else (type(value),)
+    kept = vars(type(value)).get("__altered__", {})
+    bases = type(value).__bases__ if kept else (type(value),)  # a copy's too, so that no statement is lost
     kind = type(type(value).__name__, bases, {"__altered__": kept | methods})
     for name, method in (kept | methods).items():
         setattr(kind, name, method)

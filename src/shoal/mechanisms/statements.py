@@ -17,7 +17,7 @@ class Stating:
     """Refuses a class that overrides what is done and inherits what another class says of something else.
 
     A class that a mixin overrides it for is refused as well.
-    What the base class of a boundary says, which sets `states`, may be inherited: it claims the least.
+    What the base class of a boundary says may be inherited: it claims the least.
     `does`, `limits` and `assumes` are its words in certificates.
     """
 
@@ -53,20 +53,25 @@ def refuse_inherited(kind: type[Stating]) -> None:
             f"for it: define '{name}' in {kind.__name__} too ({name} = {owner.__name__}.{name}, if that still holds)"
         )
     for _, name, _ in _inherited(kind, kind.resets):
-        base = next(each for each in kind.__mro__ if "states" in vars(each))
-        setattr(kind, name, vars(base)[name])
+        setattr(kind, name, vars(kind.__mro__[_boundary(kind)])[name])
 
 
 def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str, type]]:
     """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of."""
+    base = _boundary(kind)
     for method, statements in decides.items():
         for name in statements:
-            first = next(each for each in kind.__mro__ if {method, name} & _defined(each))
-            owner = next(each for each in kind.__mro__ if name in _defined(each))
-            if first is not owner and not any("states" in vars(each) for each in (first, owner)):
-                yield method, name, owner
+            done, stated = _place(kind, method), _place(kind, name)
+            if done < min(stated, base) and stated != base:
+                yield method, name, kind.__mro__[stated]
 
 
-def _defined(kind: type) -> set[str]:
-    """What a class defines itself; what was altered for an audit (mechanism.altered) is left out."""
-    return {*vars(kind)} - {*vars(kind).get("__altered__", {})}
+def _place(kind: type, name: str) -> int:
+    """Which of its bases, from itself on, defines a name, but for what was altered for an audit."""
+    defined = (name in vars(each) and name not in vars(each).get("__altered__", ()) for each in kind.__mro__)
+    return next((place for place, found in enumerate(defined) if found), len(kind.__mro__))
+
+
+def _boundary(kind: type) -> int:
+    """Which of them is the base class of its boundary: the last one that names the boundary."""
+    return max((place for place, each in enumerate(kind.__mro__) if "section" in vars(each)), default=0)
