@@ -607,6 +607,12 @@ def test_one_that_takes_more_steps_is_charged_for_more_passes():
         assert found == wanted
 
 
+def test_one_that_takes_a_step_for_each_record_is_charged_for_them_where_sizes_are_not_known():
+    """Batches of 5, and as many steps as records: five passes, but one for a client of one record."""
+    each = type("Each", (ShuffledRecords,), {"steps": lambda self, records, epochs: epochs * records})
+    assert each(batch=5).event(1.0, 1.0, each(batch=5).uses(Setting(10, 4), None, 1))[0].local_steps == 5
+
+
 def test_records_are_allocated_as_many_steps_as_are_charged_however_many_are_taken():
     """One record in a step, on average; it was half of all records, of which one was charged."""
     two = type("Two", (AllocatedRecords,), {"steps": lambda self, records, epochs: 2 * epochs})
@@ -631,6 +637,8 @@ def test_each_client_is_charged_for_its_share_and_steps_if_large_ones_sample_mor
 def test_a_share_of_ones_own_is_charged_where_sizes_are_not_known():
     twice = type("Twice", (PoissonRecords,), {"share": lambda self, records: 2 * self.rate})
     assert twice(rate=0.01, nominal_records=1000).uses(Setting(10, 4), 5, 1) == [(0, 0.02, 5)]
+    spares = type("Spares", (PoissonRecords,), {"share": lambda self, records: 0.0 if records < 10 else 10 / records})
+    assert spares().uses(Setting(10, 4), 5, 1) == [(0, 1.0, 5)]  # it may be any between the smallest and the largest
 
 
 @pytest.mark.parametrize("drawn", [[-1, 9], [10], [0.5], [True, False]], ids=str)

@@ -139,8 +139,10 @@ class Records(Scheme):
             epochs: Passes over a client's records, where it is not.
         """
         if not setting.sizes:
-            known = steps is not None or self.rate is not None
-            return [(0, *self._use(1, MANY, steps, epochs)[1:])] if known else []
+            if steps is None and self.rate is None:
+                return []
+            _, share, steps = self._use(1, MANY, steps, epochs)
+            return [(0, share if self.rate else 1.0, steps)]
         found: list[Use] = []
         for least, most in _sizes(setting, self.batch):
             use = self._use(least, most, steps, epochs)
@@ -279,9 +281,8 @@ class ShuffledRecords(Records):
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """How often a client uses a record, by the client's size."""
-        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {1}
-        shares = {size: 1 / math.ceil(size / self.batch) for size in sorted(sizes)}
-        return [(size, share, steps or self.steps(size, epochs)) for size, share in shares.items()]
+        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {self.batch}
+        return [(n, 1 / math.ceil(n / self.batch), steps or self.steps(n, epochs)) for n in sorted(sizes)]
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """Charged as for the client that uses its records most often."""
