@@ -44,6 +44,7 @@ from shoal.mechanisms.mechanism import (
 from shoal.mechanisms.participation import Participation
 from shoal.mechanisms.record_clipping import FactorClip, QuantileRecordClip, RecordClip
 from shoal.mechanisms.sampling import (
+    LARGEST_BATCH,
     AllClients,
     AllocatedRecords,
     Clients,
@@ -592,6 +593,20 @@ def test_a_record_that_may_fill_a_batch_is_charged_for_all_of_it():
         for repeats in (False, True)
     }
     assert noises == {False: 2.0, True: 0.4}
+
+
+def test_a_record_that_may_fill_a_batch_of_any_size_is_charged_for_the_largest_and_no_larger_one_is_drawn():
+    """Charges know the smallest client of a range alone."""
+    done = {
+        "drawn": lambda self, generator, records, steps: np.zeros((steps, LARGEST_BATCH + 1), dtype=np.int64),
+        "repeats": True,
+        "event": Records.event,
+    }
+    many = type("Many", (PoissonRecords,), done)(batch=5)
+    uses = many.uses(Setting(10, 4, sizes=(10, 1000), bounds=True), 3, 1)
+    assert many.event(1.0, 2.0, uses)[0].noise == 2 / LARGEST_BATCH
+    with pytest.raises(PluginError, match=f"drew {LARGEST_BATCH + 1} records at once; its `most`"):
+        run_round((sim := simulator(replace(cut(UPDATES), records=many))).cohort, sim.params, {}, RoundIndex(0, 4))
 
 
 def test_one_that_takes_more_steps_is_charged_for_more_passes():

@@ -93,7 +93,7 @@ def _drawn(sampler: Records, generator: np.random.Generator, records: int, steps
         raise PluginError(f"records.sampling {sampler.sampling} drew {len(rows)} steps, and {steps} are charged")
     if rows.max(initial=-1) >= records:
         raise PluginError(f"records.sampling {sampler.sampling} drew a record that its client does not have")
-    most = sampler.most((records,))
+    most = sampler.most(() if sampler.repeats else (records,))
     if secure and sampler.varies:
         most = min(most, sampler.widest(records))
     if rows.shape[1] > most and (widest := (rows >= 0).sum(1).max(initial=0)) > most:

@@ -165,8 +165,7 @@ class Records(Scheme):
             noise: The noise on the sum of each step, in units of what one record can move it by.
             uses: How clients use a record, by size.
         """
-        # all records of a batch may be the same one
-        times = self.most([size for size, *_ in uses]) if self.repeats else 1
+        times = self.most(()) if self.repeats else 1  # all records of a batch may be the same one
         return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise / times, local="none"), uses[:1]
 
     def user_event(self, rate: float, noise: float, uses: list[Use], most: int) -> Stated | Unbounded:
