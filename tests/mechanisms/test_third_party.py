@@ -444,6 +444,15 @@ def test_a_clip_learns_a_count_with_its_noise_or_none(counts):
         assert shares == {None}
 
 
+def test_no_clip_counts_where_clients_add_shares_of_the_noise():
+    """Nobody would add the noise of the count."""
+    own = {"share": lambda self, bound, cohort, *when: bound / cohort**0.5, "event": GaussianNoise.event}
+    record = replace(UPDATES, per_round=type("Shares", (GaussianNoise,), own)(1.0, at="shared"))
+    record.refuse_unfit(0, 4, 1000)
+    with pytest.raises(ConfigError, match="shares of noise cover no count: per_update must not count"):
+        replace(record, per_update=QuantileClip(count_noise_multiplier=1.0)).refuse_unfit(0, 4, 1000)
+
+
 def test_a_count_is_rounded_to_a_step_of_its_own_noise_in_secure_mode():
     assert NoisyCount(1.0).count_rounding(4) == pytest.approx(2 * 100 / 2**20, rel=1e-2)
 

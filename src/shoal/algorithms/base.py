@@ -267,7 +267,9 @@ class Algorithm:
         if self.sums_gradients != self.per_round.for_records:
             raise ConfigError(f"algorithm {self.name}: per_update GradientSum and per_round NoiseShares go together")
         self.per_round.refuse_beside(self.name, self.clients, self.per_update)
-        self.per_round.refuse_cohort(math.ceil(expected))
+        self.per_round.refuse_cohort(cohort := math.ceil(expected))
+        if self.per_update.counts and self.per_round.share(1.0, cohort, t, total) is not None:
+            raise ConfigError(f"algorithm {self.name}: shares of noise cover no count: per_update must not count")
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:
