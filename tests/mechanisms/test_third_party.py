@@ -637,6 +637,17 @@ def test_one_that_takes_a_step_for_each_record_is_charged_for_them_where_sizes_a
     assert each(batch=5).event(1.0, 1.0, each(batch=5).uses(Setting(10, 4), None, 1))[0].local_steps == 5
 
 
+def test_one_that_takes_fewer_steps_of_its_own_is_charged_for_each():
+    """One step in a pass: a record that is in all of them is used as often as there are passes."""
+    done = {
+        "steps": lambda self, records, epochs: epochs,
+        "drawn": lambda self, generator, records, steps: np.zeros((steps, 1), dtype=np.int64),
+        "event": ShuffledRecords.event,
+    }
+    ((_, share, steps),) = type("Few", (ShuffledRecords,), done)(batch=5).uses(Setting(10, 4, sizes=(10,)), None, 2)
+    assert share * steps == 2
+
+
 def test_records_are_allocated_as_many_steps_as_are_charged_however_many_are_taken():
     """One record in a step, on average; it was half of all records, of which one was charged."""
     two = type("Two", (AllocatedRecords,), {"steps": lambda self, records, epochs: 2 * epochs})

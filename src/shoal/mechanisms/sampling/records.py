@@ -280,8 +280,9 @@ class ShuffledRecords(Records):
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """How often a client uses a record, by the client's size."""
-        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {self.batch}
-        return [(n, 1 / math.ceil(n / self.batch), steps or self.steps(n, epochs)) for n in sorted(sizes)]
+        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {1, self.batch}
+        in_a_pass = {size: min(math.ceil(size / self.batch), self.steps(size, 1)) for size in sorted(sizes)}
+        return [(size, 1 / some, steps or self.steps(size, epochs)) for size, some in in_a_pass.items()]
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """Charged as for the client that uses its records most often."""
