@@ -6,6 +6,7 @@ They are defined here, as anybody's package would, and are run, charged, audited
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError, PluginError
+from shoal.federation import canary_clients
 from shoal.federation.consent import Refused
 from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import Crossing
@@ -352,6 +354,14 @@ def test_rounds_differ_where_the_sampling_of_clients_is_anothers(done):
     assert record.different_rounds(4) == range(1)
     other = type("Other", (PoissonClients,), done)
     assert replace(record, clients=other(cohort=1)).different_rounds(4) == range(4)
+
+
+def test_canaries_take_part_only_where_a_scheme_says_that_its_rounds_are_alike():
+    drawn = {"draw": lambda self, *given: np.arange(2), "amplified": Clients.amplified}
+    for said in ({}, {"alike": True}):
+        record = replace(UPDATES, clients=type("Other", (PoissonClients,), drawn | said)(cohort=2))
+        with nullcontext() if said else pytest.raises(ConfigError, match="or one whose rounds are `alike`"):
+            canary_clients.refuse_unfit(record, 1)
 
 
 def test_turns_that_nobody_counts_are_not_charged():

@@ -316,15 +316,9 @@ class NoisyClip(Clip):
 def noisy_share(
     clip: UpdateMechanism, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
 ) -> float:
-    """The share of clients whose norm is within the bound, with the count's noise: all that `adapt` learns.
+    """All that `adapt` learns: the share of the expected `cohort` within the bound, with the count's noise.
 
-    Args:
-        clip: What counts.
-        below: The number of clients whose norm is within the bound.
-        clients: The number of clients that took part.
-        cohort: The public, expected number of clients.
-        noise: The noise on the sum; the count has none where this is 0.
-        generator: The generator of the count's noise.
+    The count of `below`, of the `clients` that came, has none where the sum has none (`noise` is 0).
     """
     scale = clip.count_scale(cohort) if noise else 0.0
     return add_to_number(below - clients / 2, scale, generator) / cohort + 0.5
