@@ -61,6 +61,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import (
     Clip,
     Clipping,
+    MedianClip,
     NoisyClip,
     QuantileClip,
     clipped,
@@ -282,6 +283,16 @@ def test_each_statement_is_made_anew():
     ):
         type("Other", (NoisyClip,), done)
     assert type("Other", (NoisyClip,), done | {"event": NoisyClip.event})
+
+
+@pytest.mark.parametrize("other", [MedianClip, type("Of", (Clip,), {"unproven": "by the data"})])
+def test_one_of_two_bases_states_nothing_for_the_other(other):
+    """A noisy clip is proven where its bound is public, and the other base has a bound that is not."""
+    bound = {"bound": MedianClip.bound}
+    with pytest.raises(TypeError, match="define 'unproven' in Noisy too"):
+        type("Noisy", (NoisyClip, other), bound)
+    assert type("Noisy", (NoisyClip, other), bound | {"unproven": other.unproven})
+    assert type("Noisy", (NoisyClip, LayerClip), {})
 
 
 def test_one_with_statements_of_its_own_makes_the_others_anew_all_the_same():

@@ -57,21 +57,24 @@ def refuse_inherited(kind: type[Stating]) -> None:
 
 
 def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str, type]]:
-    """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of."""
-    base = _boundary(kind)
+    """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of.
+
+    These know nothing of classes that they are not derived from; a mixin's statement is of all that follows it.
+    """
+    bases, base = kind.__mro__, _boundary(kind)
     for method, statements in decides.items():
         for name in statements:
-            done, stated = _place(kind, method), _place(kind, name)
-            if done < min(stated, base) and stated != base:
-                yield method, name, kind.__mro__[stated]
+            place, owner = next((at, each) for at, each in enumerate(bases) if _defines(each, name))
+            others = {*bases[: base if Stating in owner.__mro__ else place]} - {*owner.__mro__}
+            if place != base and any(_defines(each, method) or _defines(each, name) for each in others):
+                yield method, name, owner
 
 
-def _place(kind: type, name: str) -> int:
-    """Which of its bases, from itself on, defines a name, but for what was altered for an audit."""
-    defined = (name in vars(each) and name not in vars(each).get("__altered__", ()) for each in kind.__mro__)
-    return next((place for place, found in enumerate(defined) if found), len(kind.__mro__))
+def _defines(kind: type, name: str) -> bool:
+    """Does a class define a name itself? What was altered for an audit is left out."""
+    return name in vars(kind) and name not in vars(kind).get("__altered__", ())
 
 
 def _boundary(kind: type) -> int:
-    """Which of them is the base class of its boundary: the last one that names the boundary."""
-    return max((place for place, each in enumerate(kind.__mro__) if "section" in vars(each)), default=0)
+    """Which of its bases is that of the boundary: the last one that names the boundary."""
+    return max((at for at, each in enumerate(kind.__mro__) if "section" in vars(each)), default=0)
