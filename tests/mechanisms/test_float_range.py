@@ -92,7 +92,7 @@ def test_a_norm_is_right_for_all_finite_numbers(device, seed, span, size):
 def extreme(share):
     """The bound of an adaptive clip that was driven one way for long."""
     clip, memory = QuantileClip(clip_norm_lr=300.0), {}
-    clip.move(memory, share)
+    clip.adapt(memory, share)
     return clip.bound(memory, 0, 1, None)
 
 

@@ -153,9 +153,9 @@ def test_too_little_noise_for_the_count_is_refused_with_the_fix():
 
 def test_the_bound_moves_towards_the_quantile():
     clip, memory = QuantileRecordClip(initial_clip_norm=2.0, quantile=0.5, clip_norm_lr=0.2), {}
-    clip.move(memory, 1.0)
+    clip.adapt(memory, 1.0)
     assert clip.bound(memory, 1, 10) == pytest.approx(2 * math.exp(-0.1))
-    clip.move(memory, 0.0)
+    clip.adapt(memory, 0.0)
     assert clip.bound(memory, 2, 10) == pytest.approx(2.0)
 
 

@@ -6,6 +6,7 @@ They are defined here, as anybody's package would, and are run, charged, audited
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from shoal.accounting.events import BySize, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.leaves import by_size
 from shoal.accounting.theorems import IN_SIGHT
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import AS_ONE_RECORD, PAIRS, event, proves
@@ -23,10 +25,13 @@ from shoal.audit.broken import VARIANTS, whole
 from shoal.audit.cases import cases
 from shoal.audit.checks import noise_checks, sensitivity_check
 from shoal.errors import ConfigError, PluginError
+from shoal.federation import canary_clients
 from shoal.federation.consent import Refused
 from shoal.federation.site_policy import Bounds
 from shoal.federation.terms import Crossing
 from shoal.gradients import network
+from shoal.mechanisms.coordinate_clipping import AdaClip
+from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.gaussian import StepNoise
 from shoal.mechanisms.mechanism import (
@@ -38,15 +43,37 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     altered,
 )
-from shoal.mechanisms.record_clipping import FactorClip, RecordClip
-from shoal.mechanisms.sampling import AllClients, Clients, PoissonClients, PoissonRecords, Records
+from shoal.mechanisms.participation import Participation
+from shoal.mechanisms.record_clipping import FactorClip, QuantileRecordClip, RecordClip
+from shoal.mechanisms.sampling import (
+    LARGEST_BATCH,
+    AllClients,
+    AllocatedRecords,
+    Clients,
+    PoissonClients,
+    PoissonRecords,
+    Records,
+    ShuffledRecords,
+)
 from shoal.mechanisms.sampling.separated_clients import RandomAllocation
 from shoal.mechanisms.schedules import parse
-from shoal.mechanisms.update_clipping import Clip, Clipping, clipped, into_ball, row_norms, shrinking
+from shoal.mechanisms.setting import Setting
+from shoal.mechanisms.update_clipping import (
+    Clip,
+    Clipping,
+    MedianClip,
+    NoisyClip,
+    QuantileClip,
+    clipped,
+    into_ball,
+    row_norms,
+    shrinking,
+)
+from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
-from support.small_federation import SETTING, simulator, small
+from support.small_federation import SETTING, simulator, small, twin
 
 
 def shares(layers):
@@ -217,13 +244,24 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
     [
         (Clip, "apply", "unproven"),
         (Clip, "needs_cohort_norms", "unproven"),
+        (Clip, "sums_gradients", "unproven"),
+        (NoisyClip, "multiplier", "noise_schedule"),
         (StepNoise, "test", "event"),
+        (StepNoise, "multiplier", "noise_schedule"),
         (RecordClip, "sanitiser", "unproven"),
         (RecordClip, "sensitivity", "unproven"),
+        (RecordClip, "factors", "excess"),
+        (QuantileRecordClip, "count", "count_scale"),
+        (AdaClip, "clipped_sum", "unproven"),
         (GaussianNoise, "add", "event"),
+        (GaussianNoise, "share", "event"),
+        (GaussianNoise, "for_records", "event"),
+        (GaussianNoise, "multiplier", "noise_schedule"),
+        (Correlated, "fitted", "event"),
         (PoissonClients, "draw", "amplified"),
         (PoissonClients, "take_part", "amplified"),
         (PoissonRecords, "drawn", "event"),
+        (PoissonRecords, "repeats", "event"),
     ],
     ids=lambda given: getattr(given, "__name__", given),
 )
@@ -235,6 +273,53 @@ def test_one_that_does_something_else_must_say_what_that_proves(base, method, st
     with pytest.raises(TypeError, match=f"overrides '{method}', and inherits '{statement}' of "):
         type("Other", (type("Mixin", (), done), base), {})
     assert type("Other", (base,), done | {statement: None})
+
+
+def test_each_statement_is_made_anew():
+    """A noisy clip also states its event: one that only says again what its clip proves has forgotten that."""
+    done = {"apply": lambda self, updates, *given: updates, "unproven": None}
+    with pytest.raises(
+        TypeError, match=r"inherits 'event' of NoisyClip.*\(event = NoisyClip.event, if that still holds"
+    ):
+        type("Other", (NoisyClip,), done)
+    assert type("Other", (NoisyClip,), done | {"event": NoisyClip.event})
+
+
+@pytest.mark.parametrize("other", [MedianClip, type("Of", (Clip,), {"unproven": "by the data"})])
+def test_one_of_two_bases_states_nothing_for_the_other(other):
+    """A noisy clip is proven where its bound is public, and the other base has a bound that is not."""
+    bound = {"bound": MedianClip.bound}
+    with pytest.raises(TypeError, match="define 'unproven' in Noisy too"):
+        type("Noisy", (NoisyClip, other), bound)
+    assert type("Noisy", (NoisyClip, other), bound | {"unproven": other.unproven})
+    assert type("Noisy", (NoisyClip, LayerClip), {})
+
+
+def test_one_with_statements_of_its_own_makes_the_others_anew_all_the_same():
+    """Only what the base class of the boundary says may be inherited."""
+    quiet = {"apply": lambda self, updates, *given: updates, "states": Clip.states | {"faded": ("event",)}}
+    with pytest.raises(TypeError, match="Other overrides 'apply', and inherits 'unproven' of NoisyClip"):
+        type("Other", (NoisyClip,), quiet)
+    done = {"draw": lambda self, *given: np.arange(4), "amplified": Clients.amplified}
+    rules = {"states": Clients.states | {"chosen": ("amplified",)}}
+    assert type("Other", (PoissonClients,), done | rules)(cohort=2).rate(0, 4, 4) == 1
+    family = type("Family", (PoissonClients,), rules | {"rate": lambda self, *given: 0.5})
+    assert type("Other", (family,), done)(cohort=2).rate(0, 4, 4) == 1
+
+
+def test_a_class_that_is_changed_after_it_was_made_is_refused_where_it_is_used():
+    clients, records = type("Other", (PoissonClients,), {}), type("Other", (PoissonRecords,), {})
+    assert replace(UPDATES, clients=clients(cohort=2), records=records()).clients.rate(0, 4, 4) == 0.5
+    records.drawn = lambda self, generator, records, steps: np.zeros((steps, 1), dtype=np.int64)
+    with pytest.raises(TypeError, match="Other overrides 'drawn', and inherits 'event' of PoissonRecords"):
+        replace(UPDATES, records=records())
+    clients.draw, clients.amplified = lambda self, *given: np.arange(4), Clients.amplified
+    assert replace(UPDATES, clients=clients(cohort=2)).clients.rate(0, 4, 4) == 1
+
+
+def test_a_certificate_does_not_say_of_one_what_another_does():
+    assert type("Other", (PoissonClients,), {})().does() == "Other"
+    assert PoissonClients().does().startswith("Each client takes part independently")
 
 
 def test_who_is_charged_by_the_block_is_stated_anew_where_others_take_part():
@@ -254,6 +339,54 @@ def test_one_that_lets_others_take_part_has_no_rate_that_it_does_not_state(metho
     stated = type("Other", (PoissonClients,), done | {"rate": PoissonClients.rate})
     rates = [kind(cohort=2).rate(0, 4, 4) for kind in (PoissonClients, other, mixed, stated)]
     assert rates == [0.5, 1.0, 1.0, 0.5]
+
+
+def test_a_cohort_of_public_size_is_none_where_others_take_part():
+    """Shares of noise are made for a number of clients: fewer clients add less noise."""
+    few = type("Few", (AllClients,), {"draw": lambda self, *given: np.arange(2)})
+    record = algorithm("distributed-dp-sgd")
+    record.refuse_unfit(0, 4, 10)
+    with pytest.raises(ConfigError, match="noise shares are made for a cohort of public size"):
+        replace(record, clients=few()).refuse_unfit(0, 4, 10)
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        {"expected": lambda self, t, total, clients: 1.0 + t},
+        {"rate": lambda self, t, total, clients, copies=1: (1 + t) / clients},
+        {"charged": lambda self, event_at, t, *given: event_at(0) if t else event_at(1)},
+    ],
+    ids=lambda done: next(iter(done)),
+)
+def test_rounds_differ_where_the_sampling_of_clients_is_anothers(done):
+    """Else a site would charge all of them as the first."""
+    record = replace(UPDATES, clients=PoissonClients(cohort=1))
+    assert record.different_rounds(4) == range(1)
+    other = type("Other", (PoissonClients,), done)
+    assert replace(record, clients=other(cohort=1)).different_rounds(4) == range(4)
+
+
+def test_canaries_take_part_only_where_a_scheme_says_that_its_rounds_are_alike():
+    drawn = {"draw": lambda self, *given: np.arange(2), "amplified": Clients.amplified}
+    for said in ({}, {"alike": True}):
+        record = replace(UPDATES, clients=type("Other", (PoissonClients,), drawn | said)(cohort=2))
+        with nullcontext() if said else pytest.raises(ConfigError, match="or one whose rounds are `alike`"):
+            canary_clients.refuse_unfit(record, 1)
+
+
+def test_turns_that_nobody_counts_are_not_charged():
+    """`participation` is checked where a scheme is `separated`: elsewhere a client may come in any round."""
+    turns = {
+        "draw": lambda self, *given: np.arange(2),
+        "participation": lambda self, total, _: Participation(total, 4),
+    }
+    said = {}
+    for separated in (False, True):
+        scheme = type("Turns", (Clients,), turns | {"secret": False, "separated": separated})
+        record = replace(UPDATES, clients=object.__new__(scheme), per_round=Correlated(2.0, bands=4))
+        said[separated] = sum(event(record, SETTING, t, "client", "release").noise ** -2 for t in range(4))
+    assert said[False] > 2 * said[True]
 
 
 def test_an_altered_copy_of_an_altered_copy_has_the_same_statements():
@@ -311,6 +444,38 @@ def test_a_count_that_no_noise_pays_for_proves_nothing(clip):
     assert said[0].because == "it counts what is within its clip, and the noise does not cover that"
     shared = replace(UPDATES, per_update=PaidCount(1.0))
     assert event(shared, SETTING, 0, "client", "release") == event(UPDATES, SETTING, 0, "client", "release")
+
+
+class Following(QuantileClip):
+    """Sets its bound to the share of clients that were within the last one."""
+
+    def adapt(self, state, share):
+        state["clip"] = torch.tensor(share)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_clip_learns_a_count_with_its_noise_or_none(counts):
+    kind = type("Other", (Following,), {"counts": counts})
+    record = replace(cut(UPDATES), per_update=kind(count_noise_multiplier=0.5))
+    sim = simulator(record)
+    shares = {run_round(sim.cohort, sim.params, {}, RoundIndex(t, 4))[1].get("clip") for t in range(2)}
+    if counts:
+        assert all(share * 4 % 0.5 for share in shares), "the count of a cohort of 4 expected clients has noise"
+    else:
+        assert shares == {None}
+
+
+def test_no_clip_counts_where_clients_add_shares_of_the_noise():
+    """Nobody would add the noise of the count."""
+    own = {"share": lambda self, bound, cohort, *when: bound / cohort**0.5, "event": GaussianNoise.event}
+    record = replace(UPDATES, per_round=type("Shares", (GaussianNoise,), own)(1.0, at="shared"))
+    record.refuse_unfit(0, 4, 1000)
+    with pytest.raises(ConfigError, match="shares of noise cover no count: per_update must not count"):
+        replace(record, per_update=QuantileClip(count_noise_multiplier=1.0)).refuse_unfit(0, 4, 1000)
+
+
+def test_a_count_is_rounded_to_a_step_of_its_own_noise_in_secure_mode():
+    assert NoisyCount(1.0).count_rounding(4) == pytest.approx(2 * 100 / 2**20, rel=1e-2)
 
 
 @dataclass(frozen=True)
@@ -422,6 +587,124 @@ def test_a_scheme_draws_what_is_charged(drawn, reason, method):
         run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
     padded = altered(sampler, **{method: lambda self, generator, records, steps: np.array([[-1, -1]])})
     run_round((sim := simulator(replace(record, records=padded))).cohort, sim.params, {}, RoundIndex(0, 4))
+
+
+def test_no_scheme_is_its_own_judge():
+    """What is drawn is checked outside the class, which may have a method of any name."""
+
+    def twice(self, generator, records, steps):
+        return np.zeros((steps, 2), dtype=np.int64)
+
+    done = {"drawn": twice, "checked": twice, "refuse_repeats": lambda self, batches: None, "event": Records.event}
+    record = replace(cut(UPDATES), records=type("Mine", (ShuffledRecords,), done)(batch=2))
+    with pytest.raises(PluginError, match="drew a record more often than is charged"):
+        run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
+
+
+def test_a_batch_of_secure_mode_is_no_wider_than_its_public_width():
+    """It would be padded to its own width, which shows in the last digits."""
+    everything = altered(
+        PoissonRecords(rate=1e-6, nominal_records=10),
+        drawn=lambda self, _, records, steps: np.array([range(records)]),
+    )
+    record = replace(cut(UPDATES), records=everything, local=replace(cut(UPDATES).local, steps=1))
+    run_round((sim := simulator(record)).cohort, sim.params, {}, RoundIndex(0, 4))
+    secure = twin(sim, streams=SecureStreams())
+    with pytest.raises(PluginError, match=r"drew 10 records at once; its `most` \(in secure mode also its `widest`"):
+        run_round(secure.cohort, secure.params, {}, RoundIndex(0, 4))
+
+
+def test_a_record_that_may_fill_a_batch_is_charged_for_all_of_it():
+    drawn = {"drawn": lambda self, generator, records, steps: np.zeros((steps, self.batch), dtype=np.int64)}
+    noises = {
+        repeats: type("Mine", (Records,), drawn | {"repeats": repeats})(batch=5)
+        .event(1.0, 2.0, [(10, 0.5, 3)])[0]
+        .noise
+        for repeats in (False, True)
+    }
+    assert noises == {False: 2.0, True: 0.4}
+
+
+def test_a_record_that_may_fill_a_batch_of_any_size_is_charged_for_the_largest_and_no_larger_one_is_drawn():
+    """Charges know the smallest client of a range alone."""
+    done = {
+        "drawn": lambda self, generator, records, steps: np.zeros((steps, LARGEST_BATCH + 1), dtype=np.int64),
+        "repeats": True,
+        "event": Records.event,
+    }
+    many = type("Many", (PoissonRecords,), done)(batch=5)
+    uses = many.uses(Setting(10, 4, sizes=(10, 1000), bounds=True), 3, 1)
+    assert many.event(1.0, 2.0, uses)[0].noise == 2 / LARGEST_BATCH
+    with pytest.raises(PluginError, match=f"drew {LARGEST_BATCH + 1} records at once; its `most`"):
+        run_round((sim := simulator(replace(cut(UPDATES), records=many))).cohort, sim.params, {}, RoundIndex(0, 4))
+
+
+def test_one_that_takes_more_steps_is_charged_for_more_passes():
+    """Three times the steps are three passes, where clients' sizes are known as where they are not."""
+    thrice = type(
+        "Thrice", (ShuffledRecords,), {"steps": lambda self, *given: 3 * ShuffledRecords.steps(self, *given)}
+    )
+    record = replace(cut(RECORDS), records=thrice(batch=5))
+    three = replace(record, records=ShuffledRecords(batch=5), local=replace(record.local, steps=None, epochs=3))
+    record = replace(record, local=replace(three.local, epochs=1))
+    for setting in (SETTING, replace(SETTING, sizes=()), replace(SETTING, sizes=(7, 100), bounds=True)):
+        found, wanted = (by_size(event(each, setting, 0, "record", "server")) for each in (record, three))
+        assert found == wanted
+
+
+def test_one_that_takes_a_step_for_each_record_is_charged_for_them_where_sizes_are_not_known():
+    """Batches of 5, and as many steps as records: five passes, but one for a client of one record."""
+    each = type("Each", (ShuffledRecords,), {"steps": lambda self, records, epochs: epochs * records})
+    assert each(batch=5).event(1.0, 1.0, each(batch=5).uses(Setting(10, 4), None, 1))[0].local_steps == 5
+
+
+def test_one_that_takes_fewer_steps_of_its_own_is_charged_for_each():
+    """One step in a pass: a record that is in all of them is used as often as there are passes."""
+    done = {
+        "steps": lambda self, records, epochs: epochs,
+        "drawn": lambda self, generator, records, steps: np.zeros((steps, 1), dtype=np.int64),
+        "event": ShuffledRecords.event,
+    }
+    ((_, share, steps),) = type("Few", (ShuffledRecords,), done)(batch=5).uses(Setting(10, 4, sizes=(10,)), None, 2)
+    assert share * steps == 2
+
+
+def test_records_are_allocated_as_many_steps_as_are_charged_however_many_are_taken():
+    """One record in a step, on average; it was half of all records, of which one was charged."""
+    two = type("Two", (AllocatedRecords,), {"steps": lambda self, records, epochs: 2 * epochs})
+    drawn = two(batch=1).drawn(np.random.default_rng(0), 100, 2)
+    assert (drawn >= 0).sum(1).max() < 10
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_each_client_is_charged_for_its_share_and_steps_if_large_ones_sample_more_and_take_fewer_steps(steps):
+    done = {
+        "share": lambda self, records: min(1.0, records / 4000),
+        "steps": lambda self, records, epochs: epochs * (500 - records // 10),
+    }
+    sampler, sizes = type("Other", (PoissonRecords,), done)(batch=10), range(10, 4000, 10)
+    uses = sampler.uses(Setting(10, 4, sizes=tuple(sizes)), steps, 1)
+    for size in sizes:
+        _, share, most = next(use for use in reversed(uses) if use[0] <= size)
+        assert share >= sampler.share(size)
+        assert most >= (steps or sampler.steps(size, 1))
+
+
+def test_a_share_of_ones_own_is_charged_where_sizes_are_not_known():
+    twice = type("Twice", (PoissonRecords,), {"share": lambda self, records: 2 * self.rate})
+    assert twice(rate=0.01, nominal_records=1000).uses(Setting(10, 4), 5, 1) == [(0, 0.02, 5)]
+    spares = type("Spares", (PoissonRecords,), {"share": lambda self, records: 0.0 if records < 10 else 10 / records})
+    assert spares().uses(Setting(10, 4), 5, 1) == [(0, 1.0, 5)]  # it may be any between the smallest and the largest
+
+
+@pytest.mark.parametrize("drawn", [[-1, 9], [10], [0.5], [True, False]], ids=str)
+@pytest.mark.parametrize("separated", [False, True])
+def test_a_scheme_draws_clients_that_there_are(drawn, separated):
+    """-1 and 9 would be the last of ten clients, twice."""
+    clients = altered(Clients("cyclic" if separated else "all"), draw=lambda self, *given: np.array(drawn))
+    sim = simulator(replace(cut(UPDATES), clients=clients))
+    with pytest.raises(PluginError, match="drew something else than numbers from 0 to 9"):
+        run_round(sim.cohort, sim.params, {}, RoundIndex(0, 4))
 
 
 def test_a_client_that_is_drawn_twice_takes_part_once():

@@ -10,7 +10,7 @@ from scipy.stats import chi2, norm
 
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
-from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, row_norms
+from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, noisy_share, row_norms
 from shoal.random.streams import Streams
 from support.small_federation import (
     ALPHA,
@@ -118,7 +118,7 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
     for _ in range(400):
         bound = clip.bound(memory, 0, 1, None)
         found.append(bound)
-        clip.adapt(memory, int((norms <= bound).sum()), 200, 200, 1.0, random)
+        clip.adapt(memory, noisy_share(clip, int((norms <= bound).sum()), 200, 200, 1.0, random))
     assert abs((norms <= np.mean(found[200:])).mean() - quantile) < 0.05
 
 
@@ -126,7 +126,7 @@ def test_the_adaptive_clip_finds_the_quantile_with_noise_on_the_count(quantile):
 def test_the_clip_moves_as_andrew_et_al_write_it(cohort):
     """b~ = (1/m) (sum_k (b_k - 1/2) + N(0, sigma_b^2)) + 1/2; C <- C exp(-rate (b~ - quantile)), m the expected."""
     clip, memory = QuantileClip(initial_clip_norm=2.0, quantile=0.5, clip_norm_lr=0.2, count_noise_multiplier=0.3), {}
-    clip.adapt(memory, 3, 5, cohort, 1.0, Drawn(-1.5))
+    clip.adapt(memory, noisy_share(clip, 3, 5, cohort, 1.0, Drawn(-1.5)))
     share = ((3 - 5 / 2) + 0.3 * cohort * -1.5) / cohort + 0.5
     assert clip.bound(memory, 1, 9, None) == pytest.approx(2 * math.exp(-0.2 * (share - 0.5)))
 
@@ -134,8 +134,8 @@ def test_the_clip_moves_as_andrew_et_al_write_it(cohort):
 def test_the_count_has_no_noise_only_where_the_round_has_none():
     clip = QuantileClip(initial_clip_norm=2.0)
     quiet, noisy = {}, {}
-    clip.adapt(quiet, 5, 10, 10, 0.0, Drawn(100.0))
-    clip.adapt(noisy, 5, 10, 10, 1e-9, Drawn(100.0))
+    clip.adapt(quiet, noisy_share(clip, 5, 10, 10, 0.0, Drawn(100.0)))
+    clip.adapt(noisy, noisy_share(clip, 5, 10, 10, 1e-9, Drawn(100.0)))
     assert clip.bound(quiet, 1, 9, None) == pytest.approx(2.0)
     assert clip.bound(noisy, 1, 9, None) != pytest.approx(2.0)
 

@@ -25,10 +25,10 @@ from shoal.mechanisms.mechanism import (
     UpdateMechanism,
     refuse_unheld_noise,
 )
-from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records
+from shoal.mechanisms.sampling import MOST_STEPS, Clients, Records, participation
 from shoal.mechanisms.schedules import LEAST, MOST, Schedule, parse, require_scale, require_scales, scale_in
 from shoal.mechanisms.setting import Setting as Setting
-from shoal.mechanisms.statements import Stating
+from shoal.mechanisms.statements import Stating, refuse_inherited
 
 NO_CLAIM = "no privacy"
 
@@ -192,6 +192,10 @@ class Algorithm:
     server: Server = field(default_factory=Server)
     published: Recipe | None = None
 
+    def __post_init__(self) -> None:
+        for part in (self.clients, self.records, *self.mechanisms):
+            refuse_inherited(type(part))
+
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         """The clips and noises, in the order in which a value meets them."""
@@ -242,7 +246,7 @@ class Algorithm:
         """The same with all that its noise computes at the start written out, for these rounds and clients."""
         if self.per_round is None:
             return self
-        return replace(self, per_round=self.per_round.settled(self.clients.participation(rounds, clients)))
+        return replace(self, per_round=self.per_round.settled(participation(self.clients, rounds, clients)))
 
     def refuse_unfit(self, t: int, total: int, clients: int) -> None:
         """Raise a ConfigError where round t could not be run; checked before the first round."""
@@ -263,7 +267,9 @@ class Algorithm:
         if self.sums_gradients != self.per_round.for_records:
             raise ConfigError(f"algorithm {self.name}: per_update GradientSum and per_round NoiseShares go together")
         self.per_round.refuse_beside(self.name, self.clients, self.per_update)
-        self.per_round.refuse_cohort(math.ceil(expected))
+        self.per_round.refuse_cohort(cohort := math.ceil(expected))
+        if self.per_update.counts and self.per_round.share(1.0, cohort, t, total) is not None:
+            raise ConfigError(f"algorithm {self.name}: shares of noise cover no count: per_update must not count")
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:

@@ -30,8 +30,8 @@ def refuse_unfit(algorithm: Algorithm, count: int) -> None:
     if count and not (clipped and noisy and not clients.separated and clients.alike):
         raise ConfigError(
             f"federation.canaries {count}: {algorithm.name} has no place for canary clients, which need updates that "
-            f"are clipped one by one, noise that the coordinator adds, and clients.sampling all, poisson or "
-            f"fixed-size; leave it out"
+            f"are clipped one by one, noise that the coordinator adds, and clients.sampling all, poisson, fixed-size "
+            f"or one whose rounds are `alike`; leave it out"
         )
 
 

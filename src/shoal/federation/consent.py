@@ -39,7 +39,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
 from shoal.mechanisms.mechanism import ADJACENCIES
-from shoal.mechanisms.sampling import Clients
+from shoal.mechanisms.sampling import Clients, participation
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
 from shoal.training.budget import repeated
@@ -137,7 +137,7 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
     if algorithm.priced and observer == "release":
         if algorithm.per_round is not None:
             rounds.append(
-                algorithm.per_round.costliest(algorithm.clients.participation(setting.rounds, setting.clients))
+                algorithm.per_round.costliest(participation(algorithm.clients, setting.rounds, setting.clients))
             )
         alone = [event(algorithm, replace(setting, parameters=0), t, unit, observer, history=()) for t in rounds]
         return min(each.noise if isinstance(each, Gaussian) else 0.0 for each in alone)

@@ -29,7 +29,7 @@ from shoal.accounting.events import Event, Gaussian, TwoLevel, Unbounded, Use
 from shoal.accounting.theorems import Adjacency, Observer, Unit
 from shoal.errors import ConfigError
 from shoal.mechanisms.participation import Participation
-from shoal.mechanisms.sampling import Clients, Records
+from shoal.mechanisms.sampling import Clients, Records, participation
 from shoal.mechanisms.sanitiser import Layers as Layers
 from shoal.mechanisms.sanitiser import LocalSteps, Sanitiser
 from shoal.mechanisms.sanitiser import State as State
@@ -37,7 +37,7 @@ from shoal.mechanisms.schedules import LEAST, MOST, Schedule, is_schedule, parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.statements import Stating
 from shoal.mechanisms.step_test import StepTest
-from shoal.random.secure_streams import FINE, charged, grid
+from shoal.random.secure_streams import FINE, STEPS, charged, grid
 
 Draw = Callable[[int], np.random.Generator]
 """The random numbers of the client in each row, for this round."""
@@ -101,7 +101,13 @@ class GradientClip(Mechanism, ABC):
     """
 
     section: ClassVar[str] = "per_record"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"sanitiser": ("unproven",), "sensitivity": ("unproven",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "sanitiser": ("unproven",),
+        "sensitivity": ("unproven",),
+        "clipped_sum": ("unproven",),
+        "factors": ("excess",),
+        "count": ("count_scale",),
+    }
     unproven: ClassVar[str | None] = "it is not known how far one record can move a step"
     """Why nothing is proven by noise on what it clips; None where its bound holds and does not depend on the data."""
     counts: ClassVar[bool] = False
@@ -136,11 +142,11 @@ class GradientClip(Mechanism, ABC):
         return 0.0
 
     def count_rounding(self, batch: float) -> float:
-        """By which share of 1/2 rounding lets one record move a count further (secure mode)."""
-        return 0.0
+        """By which share of 1/2 rounding lets one record move a count further (secure mode): a step of its grid."""
+        return 2.002 * self.count_scale(batch) / STEPS
 
     def adapt(self, state: State, share: float) -> None:
-        """Set the next round's bound, from the noisy share of gradients within this one."""
+        """Set the next round's bound, from the noisy share of gradients within this one, if it `counts`."""
 
     def most_share(self, widest: float) -> float:
         """How far from 0 an honest client's noisy share, less 1/2, can be.
@@ -180,7 +186,7 @@ class StepMechanism(Mechanism, ABC):
     """Boundary `per_step`: noise in every local step. Implement `noise_schedule`, `multiplier` and `event`."""
 
     section: ClassVar[str] = "per_step"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",), "multiplier": ("noise_schedule",)}
 
     @abstractmethod
     def noise_schedule(self) -> Schedule:
@@ -227,6 +233,8 @@ class UpdateMechanism(Mechanism, ABC):
     states: ClassVar[dict[str, tuple[str, ...]]] = {
         "apply": ("unproven", "event"),
         "needs_cohort_norms": ("unproven",),
+        "sums_gradients": ("unproven",),
+        "multiplier": ("noise_schedule",),
     }
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
@@ -284,22 +292,11 @@ class UpdateMechanism(Mechanism, ABC):
         return 0.0
 
     def count_rounding(self, cohort: float) -> float:
-        """By which share of 1/2 rounding lets one client move a count further (secure mode)."""
-        return 0.0
+        """By which share of 1/2 rounding lets one client move a count further (secure mode): a step of its grid."""
+        return 2.002 * self.count_scale(cohort) / STEPS
 
-    def adapt(
-        self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """Set the next round's bound, from how many of the clients' norms were within this one's.
-
-        Args:
-            state: What is carried from round to round.
-            below: The number of clients whose norm was within the bound.
-            clients: The number of clients that took part.
-            cohort: The public, expected number of clients.
-            noise: The noise on the sum; the count has none where this is 0.
-            generator: The generator of the count's noise.
-        """
+    def adapt(self, state: State, share: float) -> None:
+        """Set the next round's bound, from the noisy share of clients within this one, if it `counts`."""
 
     @property
     def leaves_raw(self) -> bool:
@@ -352,7 +349,13 @@ class RoundNoise(Mechanism, ABC):
     """Boundary `per_round`: noise on the sum of updates. Implement `noise_schedule`, `multiplier`, `add`, `event`."""
 
     section: ClassVar[str] = "per_round"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"add": ("event",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {
+        "add": ("event",),
+        "share": ("event",),
+        "fitted": ("event",),
+        "for_records": ("event",),
+        "multiplier": ("noise_schedule",),
+    }
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False
@@ -472,7 +475,7 @@ class Round:
     @property
     def participation(self) -> Participation:
         """When a client may take part."""
-        return self.clients.participation(self.setting.rounds, self.setting.clients)
+        return participation(self.clients, self.setting.rounds, self.setting.clients)
 
     @property
     def many(self) -> int:
@@ -570,9 +573,9 @@ def _range(values: Sequence[float]) -> str:
 
 def altered(value: Any, **methods: Any) -> Any:
     """A copy of a dataclass instance with other methods, and the same statements: what an audit must flag."""
-    kept = vars(type(value)).get("altered", {})  # of a copy: derived from its base too, so that no statement is lost
-    bases = type(value).__bases__ if kept else (type(value),)
-    kind = type(type(value).__name__, bases, {"altered": kept | methods})
+    kept = vars(type(value)).get("__altered__", {})
+    bases = type(value).__bases__ if kept else (type(value),)  # a copy's too, so that no statement is lost
+    kind = type(type(value).__name__, bases, {"__altered__": kept | methods})
     for name, method in (kept | methods).items():
         setattr(kind, name, method)
     made: Any = object.__new__(kind)

@@ -59,7 +59,7 @@ class FactorClip(GradientClip):
     def count(self, squares: Tensor, mask: Tensor, bound: Bound) -> Tensor:
         """For each client [K], how many more records than half of its batch are below the bound, if it `counts`.
 
-        `mask` [K, B] is 0 for padding.
+        One record moves it by 1/2, at most. `mask` [K, B] is 0 for padding.
         """
         below = (squares.sum(0).sqrt() <= bound).to(squares.dtype) - 0.5
         return (below * mask).sum(1)
@@ -200,10 +200,6 @@ class QuantileRecordClip(Quantile, RecordClipping):
     def bound(self, state: State, t: int, total: int) -> float:
         """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
-
-    def adapt(self, state: State, share: float) -> None:
-        """Set the next round's bound, from the mean noisy share."""
-        self.move(state, share)
 
     def most_share(self, widest: float) -> float:
         """Half of the widest batch, plus ten standard deviations of the count noise."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from inspect import getdoc
+from collections.abc import Iterator
 from typing import ClassVar
 
 
 def summary(value: object) -> str:
-    """What a mechanism does, in a sentence or two: the first paragraph of its class's docstring."""
-    first = " ".join((getdoc(type(value)) or "").split("\n\n")[0].split())
+    """What a mechanism does, in a sentence or two: the first paragraph of its own class's docstring, or its name."""
+    first = " ".join((type(value).__doc__ or type(value).__name__).split("\n\n")[0].split())
     return re.sub(r"^Boundary `\w+`: ", "", first)
 
 
@@ -17,7 +17,7 @@ class Stating:
     """Refuses a class that overrides what is done and inherits what another class says of something else.
 
     A class that a mixin overrides it for is refused as well.
-    What the base class of a boundary says, which sets `states`, may be inherited: it claims the least.
+    What the base class of a boundary says may be inherited: it claims the least.
     `does`, `limits` and `assumes` are its words in certificates.
     """
 
@@ -34,22 +34,47 @@ class Stating:
         return ()
 
     states: ClassVar[dict[str, tuple[str, ...]]] = {}
-    """The names of what states the cost, by the name of the method that it is the cost of."""
+    """The names of what states the cost, by the name of what it is the cost of."""
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """The same of what need not be stated anew: it is then as the base class of the boundary says."""
 
     def __init_subclass__(cls) -> None:
-        for method, statements in cls.states.items():
-            cls.refuse_inherited(method, statements)
+        refuse_inherited(cls)
 
-    @classmethod
-    def refuse_inherited(cls, method: str, statements: tuple[str, ...]) -> None:
-        """Raise a TypeError where the class overrides a method, none of its statements, and inherits another's."""
-        first = next(kind for kind in cls.__mro__ if {method, *statements} & vars(kind).keys())
-        if method not in vars(first) or any(name in vars(first) for name in statements):
-            return
+
+def refuse_inherited(kind: type[Stating]) -> None:
+    """Raise a TypeError where a class overrides what is done, and inherits what another states of its cost.
+
+    An algorithm asks again for each of its parts: their classes may have been changed since they were made.
+    """
+    for method, name, owner in _inherited(kind, kind.states):
+        raise TypeError(
+            f"{kind.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need not hold "
+            f"for it: define '{name}' in {kind.__name__} too ({name} = {owner.__name__}.{name}, if that still holds)"
+        )
+    for _, name, _ in _inherited(kind, kind.resets):
+        setattr(kind, name, vars(kind.__mro__[_boundary(kind)])[name])
+
+
+def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str, type]]:
+    """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of.
+
+    These know nothing of classes that they are not derived from; a mixin's statement is of all that follows it.
+    """
+    bases, base = kind.__mro__, _boundary(kind)
+    for method, statements in decides.items():
         for name in statements:
-            owner = next(kind for kind in cls.__mro__ if name in vars(kind))
-            if "states" not in vars(owner):
-                raise TypeError(
-                    f"{cls.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need "
-                    f"not hold for it: define '{name}' in {cls.__name__} too"
-                )
+            place, owner = next((at, each) for at, each in enumerate(bases) if _defines(each, name))
+            others = {*bases[: base if Stating in owner.__mro__ else place]} - {*owner.__mro__}
+            if place != base and any(_defines(each, method) or _defines(each, name) for each in others):
+                yield method, name, owner
+
+
+def _defines(kind: type, name: str) -> bool:
+    """Does a class define a name itself? What was altered for an audit is left out."""
+    return name in vars(kind) and name not in vars(kind).get("__altered__", ())
+
+
+def _boundary(kind: type) -> int:
+    """Which of its bases is that of the boundary: the last one that names the boundary."""
+    return max((at for at, each in enumerate(kind.__mro__) if "section" in vars(each)), default=0)

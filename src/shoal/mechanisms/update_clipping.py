@@ -45,7 +45,6 @@ from shoal.mechanisms.schedules import (
     scale_in,
 )
 from shoal.precision import all_digits
-from shoal.random.secure_streams import STEPS
 
 FARTHEST = math.log(MOST_SCALE)  # the largest magnitude of an adaptive bound's logarithm
 MARGIN = 2.0**-16
@@ -189,15 +188,11 @@ class Quantile:
         """sigma_b."""
         return self.count_noise_multiplier * cohort
 
-    def count_rounding(self, cohort: float) -> float:
-        """A client, or a record, moves a count by 1/2, and rounding by up to a step of its grid."""
-        return 2.002 * self.count_noise_multiplier * cohort / STEPS
-
     def recounted(self, change: Callable[[float], float]) -> Self:
         """The same with other noise on its count."""
         return replace(self, count_noise_multiplier=change(self.count_noise_multiplier))
 
-    def move(self, state: State, share: float) -> None:
+    def adapt(self, state: State, share: float) -> None:
         """C <- C exp(-lr (share - quantile)), limited to LEAST_SCALE to MOST_SCALE."""
         power = math.log(float(state.get("clip", self.initial_clip_norm))) - self.clip_norm_lr * (
             share - self.quantile
@@ -215,13 +210,6 @@ class QuantileClip(Quantile, Clipping):
     def bound(self, state: State, t: int, total: int, norms: Tensor | None) -> float:
         """The bound that the last round left behind."""
         return float(state.get("clip", self.initial_clip_norm))
-
-    def adapt(
-        self, state: State, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
-    ) -> None:
-        """Set the next round's bound, from the noisy count."""
-        scale = self.count_scale(cohort) if noise else 0.0
-        self.move(state, add_to_number(below - clients / 2, scale, generator) / cohort + 0.5)
 
     def for_cohort(self, before: float, cohort: float) -> Self:
         """The same with as much noise on the sum of a cohort of another size."""
@@ -245,6 +233,7 @@ class NoisyClip(Clip):
     noise_multiplier: str | float = 1.0
     at: Literal["server", "client"] = "server"
     draws_noise: ClassVar[bool] = True
+    unproven: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -322,6 +311,17 @@ class NoisyClip(Clip):
     def for_cohort(self, before: float, cohort: float) -> Self:
         """The same with as much noise on the sum of a cohort of another size."""
         return self.with_noise(parse(self.noise_multiplier).scaled(math.sqrt(before / cohort)))
+
+
+def noisy_share(
+    clip: UpdateMechanism, below: float, clients: int, cohort: float, noise: float, generator: np.random.Generator
+) -> float:
+    """All that `adapt` learns: the share of the expected `cohort` within the bound, with the count's noise.
+
+    The count of `below`, of the `clients` that came, has none where the sum has none (`noise` is 0).
+    """
+    scale = clip.count_scale(cohort) if noise else 0.0
+    return add_to_number(below - clients / 2, scale, generator) / cohort + 0.5
 
 
 def into_ball(vectors: Tensor, radius: float) -> Tensor:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.errors import PluginError
 from shoal.gradients.dropout import mixed
+from shoal.mechanisms.sampling import Records
 from shoal.training.augmentation import drawn as drawn_views
 from shoal.training.context import TrainingContext
 from shoal.training.round_index import RoundIndex
@@ -45,11 +47,11 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
 
     Each client's come from its own stream, so they are the same in any chunk, and at its site in a real federation.
     """
-    sampler, local = context.algorithm.records, context.algorithm.local
+    sampler, local, secure = context.algorithm.records, context.algorithm.local, context.streams.mode == "secure"
     held = context.client_data.records_of(clients)
     streams = partial(context.streams.generators, last=clients.tolist())
     drawn = [
-        sampler.checked(generator, len(records), local.steps or sampler.steps(len(records), local.epochs))
+        _drawn(sampler, generator, len(records), local.steps or sampler.steps(len(records), local.epochs), secure)
         for records, generator in zip(held, streams("examples", index.t, index.attempt), strict=True)
     ]
     views = []
@@ -59,19 +61,20 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
             for batch, generator in zip(drawn, streams("augmentations", index.t, index.attempt), strict=True)
         ]
     steps, width = (max(rows.shape[axis] for rows in drawn) for axis in (0, 1))
-    if context.streams.mode == "secure" and sampler.varies:
+    if secure and sampler.varies:
         # Matrices of another shape may be multiplied in another order: one more record would change the last digits
         # of every gradient, and with them which way a ReLU goes.
         width = max(width, *(sampler.widest(len(records)) for records in held))
     elif context.graphs and sampler.varies:
         width = _rounded_up(width)
-    if context.streams.mode == "secure" and context.micro_batch and width > context.micro_batch:
+    if secure and context.micro_batch and width > context.micro_batch:
         width = -(-width // context.micro_batch) * context.micro_batch  # for the same reason all pieces are alike
     positions = _side_by_side(drawn, steps, width, -1)
-    sampler.refuse_repeats(positions)
+    if not sampler.repeats:
+        _refuse_repeats(sampler, positions)
     steps_of_each = np.array([len(rows) for rows in drawn])
     seen = _side_by_side(views, steps, width, 0) if views else None
-    if context.streams.mode == "secure" and sampler.varies:
+    if secure and sampler.varies:
         order = _orders(context, clients, index, steps, width)
         positions = np.take_along_axis(positions, order, 2)
         seen = None if seen is None else np.take_along_axis(seen, order[..., None], 2)
@@ -81,6 +84,31 @@ def planned(context: TrainingContext, clients: np.ndarray, index: RoundIndex) ->
     batches = np.where(positions >= 0, records[first + positions], -1)
     own = np.where(sizes > 0, records[first[:, 0]], 0)
     return BatchPlan(batches, steps_of_each, own, _seeds(context, positions, clients, index), seen)
+
+
+def _drawn(sampler: Records, generator: np.random.Generator, records: int, steps: int, secure: bool) -> np.ndarray:
+    """What the scheme draws for a client; a PluginError where that is not what is charged."""
+    rows = sampler.draw(generator, records, steps)
+    if len(rows) != steps:
+        raise PluginError(f"records.sampling {sampler.sampling} drew {len(rows)} steps, and {steps} are charged")
+    if rows.max(initial=-1) >= records:
+        raise PluginError(f"records.sampling {sampler.sampling} drew a record that its client does not have")
+    most = sampler.most(() if sampler.repeats else (records,))
+    if secure and sampler.varies:
+        most = min(most, sampler.widest(records))
+    if rows.shape[1] > most and (widest := (rows >= 0).sum(1).max(initial=0)) > most:
+        raise PluginError(
+            f"records.sampling {sampler.sampling} drew {widest} records at once; its `most` (in secure mode also its "
+            f"`widest`) is {most}"
+        )
+    return rows
+
+
+def _refuse_repeats(sampler: Records, batches: np.ndarray) -> None:
+    """Raise a PluginError where a batch [..., B] holds a record more often than is charged; -1 is padding."""
+    ordered = np.sort(batches, axis=-1)
+    if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+        raise PluginError(f"records.sampling {sampler.sampling} drew a record more often than is charged")
 
 
 def _orders(context: TrainingContext, clients: np.ndarray, index: RoundIndex, steps: int, width: int) -> np.ndarray:

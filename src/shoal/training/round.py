@@ -20,8 +20,9 @@ from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Layout
 from shoal.mechanisms.noise_shares import add_shares
+from shoal.mechanisms.sampling import participation
 from shoal.mechanisms.sanitiser import StepMetrics
-from shoal.mechanisms.update_clipping import weighed_sum
+from shoal.mechanisms.update_clipping import noisy_share, weighed_sum
 from shoal.precision import no_autocast
 from shoal.random.secure_streams import SecureGenerator, toward_zero
 from shoal.training import server
@@ -88,7 +89,7 @@ def run_round(
         noise = z * total.clip_norm
         signal = float(torch.linalg.vector_norm(total.update, dtype=torch.float64))
         generator = streams.generator("noise", t, attempt)
-        per_round = per_round.fitted(algorithm.clients.participation(rounds, count))
+        per_round = per_round.fitted(participation(algorithm.clients, rounds, count))
         total.update = per_round.add(total.update, z, total.clip_norm, state, generator)
     update = total.update.div_(denominator).to(params.dtype)
 
@@ -96,10 +97,11 @@ def run_round(
     params = server.step(algorithm.server, params, update, state, index)
 
     # adapt: the next round's clips
-    if per_update is not None:
+    if per_update is not None and per_update.counts:
         generator = streams.generator("count noise", t, attempt)
-        per_update.adapt(state, total.below, total.clients, expected, noise, generator)
-    if algorithm.per_record is not None:
+        share = noisy_share(per_update, total.below, total.clients, expected, noise, generator)
+        per_update.adapt(state, share)
+    if algorithm.per_record is not None and algorithm.per_record.counts:
         algorithm.per_record.adapt(state, total.shares / expected + 0.5)
 
     metrics: dict[str, Any] = {"clients": total.clients, "expected_clients": expected}

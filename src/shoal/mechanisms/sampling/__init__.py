@@ -10,7 +10,7 @@ The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `Po
 default it is charged as if nothing were sampled, which is never too little.
 """
 
-from shoal.mechanisms.sampling.clients import AllClients, Clients, FixedSizeClients, PoissonClients
+from shoal.mechanisms.sampling.clients import AllClients, Clients, FixedSizeClients, PoissonClients, participation
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
     MOST_STEPS,
@@ -45,4 +45,5 @@ __all__ = [
     "RecordsInOrder",
     "RecordsWithReplacement",
     "ShuffledRecords",
+    "participation",
 ]

@@ -39,7 +39,15 @@ class Clients(Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged",)}
+    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged", "amplified")}
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {
+        "draw": ("shows", "rate", "known_size", "alike"),
+        "take_part": ("shows", "rate", "known_size", "alike"),
+        "expected": ("shows", "known_size", "alike"),
+        "rate": ("alike",),
+        "amplified": ("alike",),
+        "charged": ("alike",),
+    }
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
     separated: ClassVar[bool] = False
@@ -50,20 +58,12 @@ class Clients(Scheme):
     """Which of the settings of single schemes it must have."""
     takes: ClassVar[tuple[str, ...]] = ()
     """Which of them it may have."""
-    alike: ClassVar[bool] = True
+    alike: ClassVar[bool] = False
     """Does every round cost the same, where its noise is the same?"""
     known_size: ClassVar[bool] = False
     """Is the size of every cohort public?"""
     replaces: ClassVar[bool] = False
     """Does another client take the place of one that is absent?"""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.refuse_inherited("take_part", ("charged", "amplified"))
-        for name, decides in {"shows": {"draw", "take_part", "expected"}, "rate": {"draw", "take_part"}}.items():
-            first = next(kind for kind in cls.__mro__ if {name, *decides} & vars(kind).keys())
-            if name not in vars(first):
-                setattr(cls, name, vars(Clients)[name])  # another's need not hold for it
 
     def __post_init__(self) -> None:
         if min(parse(self.cohort).values(100)) <= 0:
@@ -101,7 +101,7 @@ class Clients(Scheme):
         raise NotImplementedError
 
     def participation(self, total: int, clients: int) -> Participation:
-        """When a client may take part in this many rounds."""
+        """When a client may take part in this many rounds; checked, and counted on, only if it is `separated`."""
         return Participation(total)
 
     def take_part(
@@ -132,7 +132,7 @@ class Clients(Scheme):
     ) -> Event:
         """What the ledger is charged before round t; `event_at`: what each round would be charged by itself.
 
-        Several rounds may be charged as one, but no later than the first of them.
+        Several rounds may be charged as one, but no later than the first of them, which `charged_from` gives.
         """
         return event_at(t)
 
@@ -186,6 +186,7 @@ class FixedSizeClients(Clients):
     """Exactly m_t clients take part."""
 
     sampling: str = "fixed-size"
+    alike: ClassVar[bool] = True
     known_size: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
 
@@ -221,6 +222,7 @@ class PoissonClients(Clients):
     """Each client takes part independently with probability m_t/K; a cohort may be empty."""
 
     sampling: str = "poisson"
+    alike: ClassVar[bool] = True
 
     @property
     def audited(self) -> tuple[int, float]:
@@ -253,6 +255,7 @@ class AllClients(Clients):
     """All clients take part; `cohort` is ignored."""
 
     sampling: str = "all"
+    alike: ClassVar[bool] = True
     secret: ClassVar[bool] = False
     known_size: ClassVar[bool] = True
 
@@ -278,3 +281,8 @@ class AllClients(Clients):
     def of_cohort(self, cohort: float) -> Clients:
         """The same: there is no cohort size."""
         return self
+
+
+def participation(scheme: Clients, total: int, clients: int) -> Participation:
+    """When a client may take part, as training checks it: in any round, where turns are not counted."""
+    return scheme.participation(total, clients) if scheme.separated else Participation(total)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shoal.accounting.events import TwoLevel, Unbounded, Use
 from shoal.accounting.leaves import passes
-from shoal.errors import ConfigError, PluginError
+from shoal.errors import ConfigError
 from shoal.mechanisms.sampling.scheme import Indices, Scheme, required
 from shoal.mechanisms.setting import Setting
 
@@ -23,6 +23,8 @@ MOST_VIEWS = 256
 LARGEST_BATCH = 2**14
 """The most records of a Poisson batch where clients' sizes are unknown: a site that may draw more refuses."""
 SECRET_BATCHES = "which records enter a local step is drawn at random, and nobody learns it"
+MANY = 10**9
+"""More records than any client has."""
 WIDER = 1e-30
 """The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Stated = tuple[TwoLevel, list[Use]]
@@ -56,20 +58,16 @@ class Records(Scheme):
 
     schemes: ClassVar[dict[str, type[Records]]] = {}
     section: ClassVar[str] = "records"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("event",), "drawn": ("event",)}
-    varies: ClassVar[bool] = False
+    states: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("draw", "drawn", "repeats"), ("event",))
+    resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("draw", "drawn", "repeats"), ("user_event", "varies")
+    )
+    varies: ClassVar[bool] = True
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
     """May a record occur more than once in a batch?"""
     unproven: ClassVar[str | None] = None
     """Why nothing is proven for a record that is replaced by another; None where something is."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        decides = {"draw", "drawn", "user_event"}
-        first = next(kind for kind in cls.__mro__ if decides & vars(kind).keys())
-        if "user_event" not in vars(first):
-            cls.user_event = Records.user_event  # type: ignore[method-assign]  # another's need not hold for it
 
     def __post_init__(self) -> None:
         if (self.rate is None) != (self.nominal_records is None):
@@ -116,26 +114,6 @@ class Records(Scheme):
             return np.full((steps, 1), -1)
         return self.drawn(generator, records, steps)
 
-    def checked(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
-        """What `draw` gives; a PluginError where that is not what is charged."""
-        rows = self.draw(generator, records, steps)
-        if len(rows) != steps:
-            raise PluginError(f"records.sampling {self.sampling} drew {len(rows)} steps, and {steps} are charged")
-        if rows.max(initial=-1) >= records:
-            raise PluginError(f"records.sampling {self.sampling} drew a record that its client does not have")
-        most = self.most((records,))
-        if rows.shape[1] > most and (widest := (rows >= 0).sum(1).max(initial=0)) > most:
-            raise PluginError(f"records.sampling {self.sampling} drew {widest} records at once; its `most` is {most}")
-        return rows
-
-    def refuse_repeats(self, batches: Indices) -> None:
-        """Raise a PluginError where a batch [..., B] holds a record more often than is charged; -1 is padding."""
-        if self.repeats:
-            return
-        ordered = np.sort(batches, axis=-1)
-        if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
-            raise PluginError(f"records.sampling {self.sampling} drew a record more often than is charged")
-
     @required
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """What `draw` gives where there are records."""
@@ -152,8 +130,8 @@ class Records(Scheme):
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """By client size: the share of a client's records that enter a step, and its steps in a round.
 
-        The more records a client has, the smaller the share and the more steps it makes. So a range of sizes is
-        charged for the share of its smallest and the steps of its largest, which is exact where the steps are equal.
+        The more records a client has, the smaller the share and the more steps it makes. A range of sizes is
+        charged for the greater share, and the more steps, of its ends: exact where the steps are equal.
 
         Args:
             setting: Its `sizes` may be unknown; the result is then empty unless the steps are known anyway.
@@ -161,14 +139,23 @@ class Records(Scheme):
             epochs: Passes over a client's records, where it is not.
         """
         if not setting.sizes:
-            return [(0, self.rate or 1.0, steps or self.steps(1, epochs))] if steps or self.rate is not None else []
-        ranges: list[tuple[int, int]] = []
+            if steps is None and self.rate is None:
+                return []
+            _, share, steps = self._use(1, MANY, steps, epochs)
+            return [(0, share if self.rate else 1.0, steps)]
+        found: list[Use] = []
         for least, most in _sizes(setting, self.batch):
-            if ranges and (steps or self.steps(ranges[-1][0], epochs) == self.steps(most, epochs)):
-                ranges[-1] = ranges[-1][0], most
+            use = self._use(least, most, steps, epochs)
+            if found and found[-1][2] == use[2]:
+                found[-1] = _worse(found[-1], use)
             else:
-                ranges.append((least, most))
-        return [(least, self.share(least), steps or self.steps(most, epochs)) for least, most in _few(ranges)]
+                found.append(use)
+        return _few(found, max(setting.sizes))
+
+    def _use(self, least: int, most: int, steps: int | None, epochs: int) -> Use:
+        """The greatest share and the most steps of clients of these sizes, by the smallest and the largest."""
+        ends = least, most
+        return least, max(map(self.share, ends)), steps or max(self.steps(size, epochs) for size in ends)
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """What one record is charged at worst, and the uses from which that is taken.
@@ -178,7 +165,8 @@ class Records(Scheme):
             noise: The noise on the sum of each step, in units of what one record can move it by.
             uses: How clients use a record, by size.
         """
-        return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise, local="none"), uses[:1]
+        times = self.most(()) if self.repeats else 1  # all records of a batch may be the same one
+        return TwoLevel(rate, 1.0, max(steps for *_, steps in uses), noise / times, local="none"), uses[:1]
 
     def user_event(self, rate: float, noise: float, uses: list[Use], most: int) -> Stated | Unbounded:
         """What a user is charged, of whose records a client uses `most`; by default nothing is proven."""
@@ -190,7 +178,6 @@ class PoissonRecords(Records):
     """Each record independently with probability batch/n, or `rate`."""
 
     sampling: str = "poisson"
-    varies: ClassVar[bool] = True
 
     def _refuse_rate(self, rate: float, records: int) -> None:
         if not 1 / MOST_STEPS <= rate <= 1:
@@ -243,7 +230,7 @@ class AllocatedRecords(PoissonRecords):
 
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """The steps of pass after pass, each with the records that were allocated to it."""
-        in_a_pass = self.steps(records, 1)
+        in_a_pass = math.ceil(1 / self.share(records) - 1e-9)
         places = generator.integers(in_a_pass, size=(math.ceil(steps / in_a_pass), records))
         chosen = places[:, None, :] == np.arange(in_a_pass)[:, None]
         return _rows(chosen.reshape(-1, records)[:steps])
@@ -258,6 +245,7 @@ class RecordsWithReplacement(Records):
     """`batch` draws from a client's records."""
 
     sampling: str = "with-replacement"
+    varies: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
 
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
@@ -277,6 +265,8 @@ class ShuffledRecords(Records):
     """A new order every epoch, cut into batches, of which the last may be smaller: nothing is amplified."""
 
     sampling: str = "shuffled"
+    varies: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
     def drawn(self, generator: np.random.Generator, records: int, steps: int) -> Indices:
         """Pass after pass over the records, in batches."""
@@ -285,18 +275,14 @@ class ShuffledRecords(Records):
         epochs = math.ceil(steps / per_epoch)
         table = np.full((epochs, per_epoch * width), -1)
         for epoch in table:
-            epoch[:records] = self._order(generator, records)
+            epoch[:records] = np.arange(records) if self.in_order else generator.permutation(records)
         return table.reshape(epochs * per_epoch, width)[:steps]
-
-    def _order(self, generator: np.random.Generator, records: int) -> Indices:
-        return generator.permutation(records)
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """How often a client uses a record, by the client's size."""
-        if not setting.sizes:
-            return [(0, 1.0, steps or epochs)]
-        ranges = _sizes(setting, self.batch)
-        return [(least, 1 / self.steps(least, 1), steps or self.steps(least, epochs)) for least, _ in ranges]
+        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {1, self.batch}
+        in_a_pass = {size: min(math.ceil(size / self.batch), self.steps(size, 1)) for size in sorted(sizes)}
+        return [(size, 1 / some, steps or self.steps(size, epochs)) for size, some in in_a_pass.items()]
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """Charged as for the client that uses its records most often."""
@@ -313,9 +299,7 @@ class RecordsInOrder(ShuffledRecords):
     """The records in their given order, cut into batches: a known order is no worse than an unknown one."""
 
     sampling: str = "fixed-order"
-
-    def _order(self, generator: np.random.Generator, records: int) -> Indices:
-        return np.arange(records)
+    in_order: ClassVar[bool] = True
 
 
 @lru_cache(maxsize=1024)
@@ -356,15 +340,20 @@ def _sizes(setting: Setting, batch: int) -> Iterator[tuple[int, int]]:
         least = most + 1
 
 
-def _few(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """At most some 24 ranges: the smallest sizes, which cost most, unchanged, larger ones a factor apart."""
-    few, rest = ranges[:FINE], ranges[FINE:]
+def _few(uses: list[Use], largest: int) -> list[Use]:
+    """At most some 24 uses: those of the smallest clients, which cost most, unchanged, larger ones a factor apart."""
+    few, rest = uses[:FINE], uses[FINE:]
     if len(rest) <= FINE:
-        return ranges
-    factor = (rest[-1][1] / rest[0][0]) ** (1 / FINE)
-    for least, most in rest:
-        if len(few) > FINE and least < few[-1][0] * factor:
-            few[-1] = few[-1][0], most
+        return uses
+    factor = (largest / rest[0][0]) ** (1 / FINE)
+    for use in rest:
+        if len(few) > FINE and use[0] < few[-1][0] * factor:
+            few[-1] = _worse(few[-1], use)
         else:
-            few.append((least, most))
+            few.append(use)
     return few
+
+
+def _worse(one: Use, other: Use) -> Use:
+    """The greater share and the more steps of two, from the smallest client on."""
+    return one[0], max(one[1], other[1]), max(one[2], other[2])

@@ -35,6 +35,7 @@ class CyclicClients(Clients):
     """
 
     sampling: str = "cyclic"
+    alike: ClassVar[bool] = True
     secret: ClassVar[bool] = False
     separated: ClassVar[bool] = True
 
@@ -71,6 +72,7 @@ class MinSeparationClients(Clients):
     """
 
     sampling: str = "min-separation"
+    alike: ClassVar[bool] = True
     secret: ClassVar[bool] = False
     separated: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
@@ -98,6 +100,7 @@ class CyclicPoissonClients(Clients):
     """
 
     sampling: str = "cyclic-poisson"
+    alike: ClassVar[bool] = True
     separated: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("separation",)
 
