@@ -38,6 +38,7 @@ from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
+from shoal.result import Interrupted
 from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
@@ -279,7 +280,7 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
-    site.answer(TERMS, Payload(terms.values | {"charged": 1, "repeats": 1}))
+    site.answer(TERMS, Payload(terms.values | {"charged": 1}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
@@ -290,12 +291,16 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
 
 
 @pytest.mark.slow
-def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(replies, tmp_path):
-    """After all three rounds it began again with round 1, said so, and was never heard of again."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(
+    replies, tmp_path, asked
+):
+    """After three rounds, `asked` for the last or none, it began again with round 1, and was never heard of again."""
     site, terms, message = replies
     site.answer(TERMS, terms)
-    site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
-    site.answer(TERMS, Payload(terms.values | {"charged": 3, "repeats": 1}))
+    if asked:
+        site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"charged": 3}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
@@ -329,6 +334,85 @@ def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_pat
     assert ("agreed" in answer.values) == goes_on
     assert goes_on or "its run folder is an older copy" in answer.values["refused"]
     assert (tmp_path / "new" / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_rounds_run_again_while_a_site_was_away_cost_it_as_much_as_any_that_has_begun(tmp_path):
+    """It was asked for the last of three rounds, and away while all were run again; the first has the least noise."""
+    _, grid = served(tmp_path, curator(3, "linear:1:4"))
+    site, terms = Site(Owner("new", tmp_path / "new", reader("digits", part=0))), asked(grid, TERMS)
+    site.answer(TERMS, terms)
+    message = asked(grid, ROUND)
+    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
+    site.answer(TERMS, Payload(terms.values | {"round": 3, "repeats": 3}))
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 3}
+    site.answer(END, Payload(ended))
+    site.close()
+    times = without_sampler(leaves(charged(tmp_path / "new")[1]))[0]
+    assert [times[each] for each in sorted(times, key=lambda each: each.noise)] == [1 + 3, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new", [True, False])
+def test_a_coordinator_that_put_its_latest_checkpoint_back_is_no_older_copy(replies, tmp_path, new):
+    """With one of before round 1 it said what it was to run again, and ran none of it: its ledger has two rounds.
+
+    What was only said is not charged, and does not stand for the round that is run again later.
+    """
+    site, terms, message = replies
+    if not new:
+        site.answer(TERMS, terms)
+        site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"charged": 2}))
+    for said in ({"round": 2}, {"round": 3}):
+        site.close()
+        site = Site(site.owner)
+        assert "agreed" in site.answer(TERMS, Payload(terms.values | said)).values
+        if said["round"] == 2:
+            site.answer(ROUND, Payload(message.values | said, message.vectors))
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 1}
+    site.answer(END, Payload(ended))
+    site.close()
+    assert charged(tmp_path / "new")[0] == (1 if new else 3) + 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_its_latest_checkpoint_is_put_back_after_an_older_one(tmp_path):
+    """Of four rounds two are done, when the checkpoint of the first is put back; no round is run again with that."""
+    trainers = []
+
+    def part(rounds, run=None, changes=()):
+        """Run until so many rounds are done."""
+        grid = with_sites(tmp_path, 4)
+        grid.changes = dict(changes)
+        given = {"resume": run} if run else {"config": curator(4), "runs": tmp_path / "served"}
+        given["on_start"] = lambda _config, trainer, _run: trainers.append(trainer)
+        given["on_round"] = lambda line: line["round"] < rounds or trainers[-1].stop()
+        try:
+            return serve(grid, **given, no_guarantee=True)
+        finally:
+            for site in grid.sites.values():
+                site.close()
+
+    def kill(_kind, _answer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        part(1)
+    (run,) = (tmp_path / "served").iterdir()
+    older, latest = tmp_path / "older", tmp_path / "latest"
+    shutil.copy(run / CHECKPOINT, older)
+    with pytest.raises(Interrupted):
+        part(2, run)
+    shutil.move(run / CHECKPOINT, latest)
+    shutil.copy(older, run / CHECKPOINT)
+    with pytest.raises(KeyboardInterrupt):
+        part(4, run, {103: kill})
+    shutil.copy(latest, run / CHECKPOINT)
+    with pytest.raises(Interrupted):
+        part(3, run)
+    assert part(4, run).stopped == "rounds"
+    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == [4] * 4
 
 
 @pytest.mark.slow
@@ -569,14 +653,44 @@ def test_every_draw_is_charged_where_an_older_checkpoint_was_put_back(tmp_path):
     assert min(rounds for rounds, _ in charged_after_a_kill(tmp_path, killed)) >= 6
 
 
+@pytest.mark.slow
+def test_all_rounds_are_charged_where_the_run_ends_with_an_older_checkpoint(tmp_path):
+    """Three rounds, which are all that the budget pays for, and that of the first is put back; a site saw only it."""
+    given = curator(5) | {"federation.min_sites": 1, "federation.deadline": 1.0}
+    given["budget.epsilon"] = 1.001 * epsilon(Repeat(Gaussian(1.633), 3), 1e-5).epsilon
+    grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"
+
+    def killed(line):
+        (run,) = (tmp_path / "served").iterdir()
+        if line["round"] == 2:
+            shutil.copy(run / CHECKPOINT, backup)
+        if line["round"] == 3:
+            shutil.copy(backup, run / CHECKPOINT)
+            raise KeyboardInterrupt
+        if line["round"] == 1:
+            grid.sites.pop(103).close()
+
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    result = serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+    assert (result.stopped, len(result.metrics)) == ("budget", 1)
+    assert [charged(site.owner.folder)[0] for site in grid.sites.values()] == [3, 3, 3, 3]
+
+
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
     """Round 3 was charged twice, and killed each time: two rounds are done."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin("run", "method", "")
         for t in (1, 2, 3, 3):
             ledger.intend(t, ())
-    assert [_charged_before(tmp_path / "ledger.jsonl", done) for done in (2, 3)] == [(1, [3]), (1, [])]
-    assert _charged_before(tmp_path / "none.jsonl", 0) == (0, [])
+    assert _charged_before(tmp_path / "ledger.jsonl") == (1, 3)
+    assert _charged_before(tmp_path / "none.jsonl") == (0, 0)
 
 
 def test_against_the_server_no_lot_is_believed(tmp_path):
