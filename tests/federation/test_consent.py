@@ -683,6 +683,23 @@ def test_all_rounds_are_charged_where_the_run_ends_with_an_older_checkpoint(tmp_
     assert [charged(site.owner.folder)[0] for site in grid.sites.values()] == [3, 3, 3, 3]
 
 
+@pytest.mark.slow
+def test_a_site_for_which_the_run_has_ended_is_charged_no_later_round(replies, tmp_path):
+    """It was dropped, and each time it connects again it is told so; the run goes on without it."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "dropped"}
+    for done in (1, 2):
+        assert "refused" not in site.answer(END, Payload(ended | {"round": done})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 1
+    site = Site(site.owner)
+    site.answer(TERMS, Payload(terms.values | {"round": 2, "member": 1}))  # it was invited again
+    site.answer(END, Payload(ended | {"round": 3}))
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
     """Round 3 was charged twice, and killed each time: two rounds are done."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:

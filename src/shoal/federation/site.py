@@ -367,6 +367,8 @@ class Site:
         message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
         terms = self._agreed(message)
         done = min(message.number("round"), terms.setting.rounds)
+        if Progress.read(self.owner.folder).ended:  # and it was asked for nothing since
+            return Payload({"name": self.owner.name, "head": self._ledger.head})
         algorithm, progress = terms.settings.algorithm, self._progress(terms, done)
         count, furthest = done - progress.next, progress.furthest
         while count > 0:
