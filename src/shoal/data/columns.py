@@ -14,8 +14,9 @@ import math
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from shoal.errors import ConfigError, DataError, listed
 MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
 LARGE_FLOAT = re.compile(r"-?\d+(\.0+|(\.\d+)?e\+\d+)", re.ASCII | re.IGNORECASE)  # spreadsheets write E+18
+CODE = re.compile(r"-?\d+", re.ASCII)
 INEXACT = "{} was stored as a float, without its last digits; store whole numbers or text"
 WIDEST_TEXT = 65_536
 VOCABULARY = 257  # the 256 bytes, each one more than its value, and 0 for padding
@@ -200,6 +202,29 @@ def owner(value: object) -> str:
     if LARGE_FLOAT.fullmatch(text) and abs(float(text)) >= 2**53:
         raise DataError(INEXACT.format(text))
     return plain(text)
+
+
+def refuse_alike(names: Collection[str], where: str) -> None:
+    """Raise a DataError where two clients or users are one number, such as 1e3 and 1000: they may be one, or two.
+
+    Two codes of digits alone, such as 007 and 7, are two.
+    """
+    written = {Decimal(name): name for name in names if CODE.fullmatch(name)}
+    for name in names:
+        number = None if CODE.fullmatch(name) else _number(name)
+        if number is not None and written.setdefault(number, name) != name:
+            raise DataError(
+                f"{where}: '{written[number]}' and '{name}' are one number, and may be one client or user, or two; "
+                f"write one in one way only, or put a letter before the numbers of two"
+            )
+
+
+def _number(name: str) -> Decimal | None:
+    try:
+        number = Decimal(name)  # which also reads 1_000
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
 
 
 def codes_of(texts: Texts, names: tuple[str, ...]) -> np.ndarray:
