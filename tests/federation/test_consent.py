@@ -291,15 +291,18 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("again", [True, False])
 def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(
-    replies, tmp_path, asked
+    replies, tmp_path, asked, again
 ):
-    """After three rounds, `asked` for the last or none, it began again with round 1, and was never heard of again."""
+    """After three rounds, `asked` for the last or none, it went back to the first, with the site `again` or not."""
     site, terms, message = replies
     site.answer(TERMS, terms)
     if asked:
         site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
     site.answer(TERMS, Payload(terms.values | {"charged": 3}))
+    if again:
+        site.answer(ROUND, Payload(message.values | {"attempt": 1, "repeats": 1}, message.vectors))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
