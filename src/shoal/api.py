@@ -15,7 +15,7 @@ from torch import nn
 
 from shoal.accounting.privacy_ledger import FILE
 from shoal.algorithms.charges import proves
-from shoal.config import Config, configure, flat, read_toml, to_dict
+from shoal.config import Config, configure, read_toml, to_dict
 from shoal.data import Dataset
 from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.execution import OnEnd, OnRound, OnStart, board_module, execute
@@ -23,6 +23,7 @@ from shoal.prepare import prepare, with_way
 from shoal.report import notebook
 from shoal.report.claim_rows import Claims
 from shoal.result import Result
+from shoal.toml_text import flat
 from shoal.training.context import current_gpu_kept
 from shoal.training.distributed import DistributedCohort, agree, facts, offer
 from shoal.training.ranks import Dismissed, Ranks, join

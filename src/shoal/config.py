@@ -25,7 +25,7 @@ from shoal.data.schema_keys import take_schema
 from shoal.errors import ConfigError, nearest
 from shoal.renamed import current_keys, current_section, refuse_twice
 from shoal.tasks import TaskSettings
-from shoal.toml_text import toml_key, toml_word
+from shoal.toml_text import flat, toml_key, toml_word
 from shoal.training.engine_settings import Settings
 
 
@@ -252,17 +252,6 @@ def to_toml(config: Config) -> str:
                 inner = (f"{toml_key(each)} = {toml_word(value)}" for each, value in table[key].items())
                 lines += ["", f"[{name}.{key}]", *inner]
     return "\n".join(lines) + "\n"
-
-
-def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections as dotted keys; what is flat already stays so, and `schema.columns` is one value."""
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping) and value and "." not in key:
-            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            flat[key] = value
-    return flat
 
 
 def _refuse_bare_table(given: Mapping[str, Any]) -> None:

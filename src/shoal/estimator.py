@@ -27,12 +27,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from shoal.api import run
-from shoal.config import flat
 from shoal.data import from_arrays
 from shoal.errors import ShoalError
 from shoal.saved_model import Model, load_model
 from shoal.suggest import suggest
 from shoal.tasks import Classification, Regression, Task
+from shoal.toml_text import flat
 from shoal.training.evaluation import outputs_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from shoal.report import mlflow_board, tensorboard
 from shoal.report.claim_rows import Claims
 from shoal.report.recorder import Recorder
 from shoal.result import Interrupted, Result, resume_with
-from shoal.saved_model import describe, read_from_data
+from shoal.saved_model import describe
 from shoal.training.budget import Spending, assumed_facts, refuse_budget
 from shoal.training.client_data import digests
 from shoal.training.ranks import Lost
@@ -187,7 +187,7 @@ def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger
     if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
         return before.read_bytes()
     mode = trainer.cohort.streams.mode
-    label = release.of_model(proven, mode, read_from_data(config.schema, trainer.evaluation.dataset))
+    label = release.of_model(proven, mode, trainer.evaluation.dataset.read_columns)
     return packed(trainer.model_state(), {"round": str(trainer.done), release.KEY: label})
 
 
@@ -248,7 +248,7 @@ def _about_data(
     about = assumed_facts(trainer.setting)
     parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
-    about |= {"read_columns": True} if read_from_data(config.schema, dataset) else {}
+    about |= {"read_columns": True} if dataset.read_columns else {}
     about |= {} if dataset.known or dataset.features else {"arrays": True}
     if parts is None or (opened is not None and "data" not in opened):
         return about

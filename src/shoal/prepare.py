@@ -80,7 +80,8 @@ def with_way(config: Config, way: str) -> Config:
 def dataset_of(config: Config, data: Any) -> Dataset:
     """The data set that was given, or else the one that the configuration names, with its features and its task."""
     dataset = with_features(data if isinstance(data, Dataset) else load_data(config), config.data.features)
-    return with_task(dataset, config.task)
+    unconfirmed = config.schema is not None and bool(config.schema.unconfirmed)  # which may not be the data's own
+    return replace(with_task(dataset, config.task), read_columns=dataset.read_columns or unconfirmed)
 
 
 def with_task(dataset: Dataset, settings: TaskSettings, allowed: Collection[str] | None = None) -> Dataset:

@@ -343,7 +343,7 @@ def describe(
     schema = config.schema or dataset.schema
     from_table = schema is None and bool(dataset.features)
     return Bundle(
-        release=release.of_description(claims, trainer.cohort.streams.mode, read_from_data(schema, dataset)),
+        release=release.of_description(claims, trainer.cohort.streams.mode, dataset.read_columns),
         model=config.model if passed else resolved(config.model, dataset.input_shape),
         passed_in_python=passed,
         note=_about_personal(trainer.evaluation.layout.personal_layers),
@@ -368,11 +368,6 @@ def restated(bundle: Bundle, claims: list[dict[str, Any]]) -> Bundle:
     """The description of a model of which this is proven, and no longer what its run alone would prove."""
     bounded = any(claim["epsilon"] is not None for claim in claims)
     return replace(bundle, claims=tuple(claims), release=bundle.release if bounded else release.UNPROVEN)
-
-
-def read_from_data(schema: Schema | None, dataset: Dataset) -> bool:
-    """Were ranges or categories read from the data, or proposed from them and never confirmed?"""
-    return dataset.read_columns or (schema is not None and bool(schema.unconfirmed))
 
 
 def _about_personal(layers: Sequence[str]) -> str:

@@ -369,6 +369,33 @@ def test_a_name_written_in_two_ways_makes_no_second_client_or_user(ways: list[An
     assert len(np.unique(data.users)) == 1
 
 
+@pytest.mark.parametrize(
+    "ways",
+    ["1000 1e3", "1_000 1000", "1,000 1000", "1e3 1E+3", "1E18 1e18", "7 +7", "-0 0", "007 7 7.", "3 \uff13"],
+)
+def test_names_that_are_one_number_in_two_ways_are_refused_as_they_may_be_one_client_or_two(ways: str) -> None:
+    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 2
+    names = np.resize(ways.split(), 12)
+    for whose in ({"client": names}, {"user": names}, {"user": np.stack([names, names[::-1]], axis=1)}):
+        with pytest.raises(DataError, match="are one number, and may be one client or user, or two; write one in"):
+            from_arrays(x, y, **whose)
+    with pytest.raises(DataError, match="are one number"):
+        from_clients([(x, y)] * len(ways.split()), names=ways.split())
+
+
+def test_a_number_in_another_form_is_a_name_like_any_other() -> None:
+    """Of digests in hexadecimal digits some look so; and codes of digits alone keep their zeros."""
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
+    names = ["1e18", "12e4", "1_000", "007", "7", "nan", "1e999999999999999999999", "\u00b2"]
+    assert from_arrays(x, y, client=names, test=(x, y)).owner_names == tuple(sorted(names))
+
+
+@pytest.mark.parametrize("names", ["0e123456 0e654321", "1e10 10e9", "1.1 1.10", "1_23 12_3", "1,5 15"])
+def test_codes_in_several_parts_or_of_hexadecimal_digits_are_no_numbers(names: str) -> None:
+    x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2
+    assert from_arrays(x, y, client=names.split() * 4).owner_names == tuple(sorted(names.split()))
+
+
 def test_a_float_too_large_to_be_one_users_number_is_refused() -> None:
     """As text it is 1152921504606847000, the same number as an integer 1152921504606846976."""
     x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8) % 2

@@ -94,6 +94,12 @@ def test_a_copy_holds_what_would_be_in_memory(task, suffix, small, monkeypatch):
         assert torch.equal(y, other_y)
 
 
+def test_a_client_whose_number_is_written_in_two_ways_is_refused_also_where_they_are_far_apart(small):
+    path = patients(small / "far.csv", hospital=["1e3", *["north"] * (ROWS - 2), "1000"])
+    with pytest.raises(DataError, match="'1000' and '1e3' are one number"):
+        with_schema(path, Schema.of(CLASSES))
+
+
 @pytest.mark.slow
 def test_each_client_is_one_stretch_and_trains_as_in_memory(small, monkeypatch):
     path, schema = patients(small / "patients.parquet"), Schema.of(CLASSES)

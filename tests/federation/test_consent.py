@@ -38,10 +38,11 @@ from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
+from shoal.result import Interrupted
 from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
-from support.federations import BAD, asked, curator, served, settings
+from support.federations import BAD, asked, curator, served, settings, site_ledger
 from support.loopback import with_sites
 
 
@@ -77,10 +78,10 @@ def test_the_budget_is_of_all_runs_together(tmp_path):
             result, _ = served(tmp_path / str(turn), curator(1), grid)
             assert [line["clients"] for line in result.metrics] == [4]
         else:
-            site_ledger = SiteLedger(tmp_path / "site-0" / "ledger.jsonl", "site-00", requirements, "client")
+            ledger = site_ledger(tmp_path / "site-0", *plan(1.633), requirements, site="site-00")
             with pytest.raises(Refused, match="owner's 4"):
-                site_ledger.agree(*plan(1.633), seeded=False)
-            site_ledger.close()
+                ledger.agree()
+            ledger.close()
         assert not told
     count, event = charged(tmp_path / "site-0")
     assert count == 2
@@ -103,31 +104,30 @@ def plan(noise, name="trusted-curator", clients=4, rounds=3):
     ],
 )
 def test_a_plan_with_less_than_was_agreed_is_refused(tmp_path, requirements, name, noise, words):
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", requirements, "client")
+    ledger = site_ledger(tmp_path, *plan(noise, name), requirements)
     with pytest.raises(Refused, match=words):
-        site_ledger.agree(*plan(noise, name), seeded=False)
-    assert site_ledger.rounds == 0
-    site_ledger.close()
+        ledger.agree()
+    assert ledger.rounds == 0
+    ledger.close()
 
 
 def test_a_budget_on_which_no_theorem_bounds_an_earlier_run_pays_for_nothing_more(tmp_path):
     """What an earlier version charged for a method of another package."""
-    path = tmp_path / "ledger.jsonl"
-    SiteLedger(path, "site", Requirements(), "client").close()
-    with Ledger(path) as ledger:
-        ledger.intend(1, [Charge("client", "release", Sampled("shuffled", 0.1, Gaussian(50.0)), "zero-out")])
-    site_ledger = SiteLedger(path, "site", Requirements(epsilon=50.0), "client")
-    assert site_ledger.epsilon() is None
+    site_ledger(tmp_path, *plan(1.633)).close()
+    with Ledger(tmp_path / "ledger.jsonl") as before:
+        before.intend(1, [Charge("client", "release", Sampled("shuffled", 0.1, Gaussian(50.0)), "zero-out")])
+    ledger = site_ledger(tmp_path, *plan(1.633), Requirements(epsilon=50.0))
+    assert ledger.epsilon() is None
     with pytest.raises(Refused, match="owner's 50"):
-        site_ledger.agree(*plan(1.633), seeded=False)
-    site_ledger.close()
+        ledger.agree()
+    ledger.close()
 
 
 def test_noise_that_follows_from_a_seed_is_none(tmp_path):
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(noise=0.1), "client")
+    ledger = site_ledger(tmp_path, *plan(1.633), Requirements(noise=0.1), seeded=True)
     with pytest.raises(Refused, match="follows from a seed"):
-        site_ledger.agree(*plan(1.633), seeded=True)
-    site_ledger.close()
+        ledger.agree()
+    ledger.close()
 
 
 def test_the_least_noise_is_that_of_the_unit():
@@ -152,19 +152,19 @@ def test_noise_that_the_coordinator_adds_does_not_count_against_itself(tmp_path)
     shared = configure({"algorithm": "trusted-curator", "per_round.at": "shared"}).algorithm
     assert least_noise(shared, setting, "client", "server") == 1.633
     asked = Requirements(noise=1.5, unit="client", observer="server")
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", asked, "client")
+    ledger = site_ledger(tmp_path, algorithm("end-to-end-private"), setting, asked)
     with pytest.raises(Refused, match="least noise multiplier for a client is 0,"):
-        site_ledger.agree(algorithm("end-to-end-private"), setting, seeded=False)
-    site_ledger.close()
+        ledger.agree()
+    ledger.close()
 
 
 def test_a_site_is_charged_for_the_records_that_it_has(tmp_path):
     """The federation is for sites of 20 to 2,600 records: this one has 100, and is charged for that."""
     method = configure({"algorithm": "dp-sgd", "records.batch": 20, "per_step.noise_multiplier": 8.0}).algorithm
     terms = Setting(12, 3, sizes=(20, 2600), bounds=True, all_answer=False)
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(unit="record"), "record")
-    site_ledger.charge(method, terms, range(1), 1, records=100)
-    site_ledger.close()
+    own = site_ledger(tmp_path, method, terms, Requirements(unit="record"), records=100)
+    own.charge(range(1), 1)
+    own.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         here = replace(terms, sizes=(100,), bounds=False)
         expected = Compose(tuple(round_event(method, here, t, "record", "release") for t in (0, 1)))
@@ -279,7 +279,7 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
-    site.answer(TERMS, Payload(terms.values | {"charged": 1, "repeats": 1}))
+    site.answer(TERMS, Payload(terms.values | {"charged": 1}))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
@@ -290,12 +290,19 @@ def test_repeats_that_a_coordinator_spoke_of_are_charged_though_it_never_came_ba
 
 
 @pytest.mark.slow
-def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(replies, tmp_path):
-    """After all three rounds it began again with round 1, said so, and was never heard of again."""
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("again", [True, False])
+def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinator_never_came_back(
+    replies, tmp_path, asked, again
+):
+    """After three rounds, `asked` for the last or none, it went back to the first, with the site `again` or not."""
     site, terms, message = replies
     site.answer(TERMS, terms)
-    site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
-    site.answer(TERMS, Payload(terms.values | {"charged": 3, "repeats": 1}))
+    if asked:
+        site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"charged": 3}))
+    if again:
+        site.answer(ROUND, Payload(message.values | {"attempt": 1, "repeats": 1}, message.vectors))
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
@@ -329,6 +336,85 @@ def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_pat
     assert ("agreed" in answer.values) == goes_on
     assert goes_on or "its run folder is an older copy" in answer.values["refused"]
     assert (tmp_path / "new" / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_rounds_run_again_while_a_site_was_away_cost_it_as_much_as_any_that_has_begun(tmp_path):
+    """It was asked for the last of three rounds, and away while all were run again; the first has the least noise."""
+    _, grid = served(tmp_path, curator(3, "linear:1:4"))
+    site, terms = Site(Owner("new", tmp_path / "new", reader("digits", part=0))), asked(grid, TERMS)
+    site.answer(TERMS, terms)
+    message = asked(grid, ROUND)
+    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
+    site.answer(TERMS, Payload(terms.values | {"round": 3, "repeats": 3}))
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 3}
+    site.answer(END, Payload(ended))
+    site.close()
+    times = without_sampler(leaves(charged(tmp_path / "new")[1]))[0]
+    assert [times[each] for each in sorted(times, key=lambda each: each.noise)] == [1 + 3, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new", [True, False])
+def test_a_coordinator_that_put_its_latest_checkpoint_back_is_no_older_copy(replies, tmp_path, new):
+    """With one of before round 1 it said what it was to run again, and ran none of it: its ledger has two rounds.
+
+    What was only said is not charged, and does not stand for the round that is run again later.
+    """
+    site, terms, message = replies
+    if not new:
+        site.answer(TERMS, terms)
+        site.answer(ROUND, message)
+    site.answer(TERMS, Payload(terms.values | {"charged": 2}))
+    for said in ({"round": 2}, {"round": 3}):
+        site.close()
+        site = Site(site.owner)
+        assert "agreed" in site.answer(TERMS, Payload(terms.values | said)).values
+        if said["round"] == 2:
+            site.answer(ROUND, Payload(message.values | said, message.vectors))
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 1}
+    site.answer(END, Payload(ended))
+    site.close()
+    assert charged(tmp_path / "new")[0] == (1 if new else 3) + 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_its_latest_checkpoint_is_put_back_after_an_older_one(tmp_path):
+    """Of four rounds two are done, when the checkpoint of the first is put back; no round is run again with that."""
+    trainers = []
+
+    def part(rounds, run=None, changes=()):
+        """Run until so many rounds are done."""
+        grid = with_sites(tmp_path, 4)
+        grid.changes = dict(changes)
+        given = {"resume": run} if run else {"config": curator(4), "runs": tmp_path / "served"}
+        given["on_start"] = lambda _config, trainer, _run: trainers.append(trainer)
+        given["on_round"] = lambda line: line["round"] < rounds or trainers[-1].stop()
+        try:
+            return serve(grid, **given, no_guarantee=True)
+        finally:
+            for site in grid.sites.values():
+                site.close()
+
+    def kill(_kind, _answer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        part(1)
+    (run,) = (tmp_path / "served").iterdir()
+    older, latest = tmp_path / "older", tmp_path / "latest"
+    shutil.copy(run / CHECKPOINT, older)
+    with pytest.raises(Interrupted):
+        part(2, run)
+    shutil.move(run / CHECKPOINT, latest)
+    shutil.copy(older, run / CHECKPOINT)
+    with pytest.raises(KeyboardInterrupt):
+        part(4, run, {103: kill})
+    shutil.copy(latest, run / CHECKPOINT)
+    with pytest.raises(Interrupted):
+        part(3, run)
+    assert part(4, run).stopped == "rounds"
+    assert [charged(tmp_path / f"site-{number}")[0] for number in range(4)] == [4] * 4
 
 
 @pytest.mark.slow
@@ -401,8 +487,8 @@ def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_b
         clients=replace(method.clients, sampling="poisson", cohort="linear:10:210"),
         per_round=replace(method.per_round, noise_multiplier="linear:0.7:1.7"),
     )
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    ledger.charge_repeats(method, setting, range(10), 20, 100)
+    ledger = site_ledger(tmp_path, method, setting, records=100)
+    ledger.charge_repeats(range(10), 20)
     spent = ledger.epsilon()
     ledger.close()
     for t in (0, 9):
@@ -416,8 +502,9 @@ POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clien
 def test_a_cap_below_what_rdp_can_prove_still_allows_what_costs_less(tmp_path):
     """By RDP one round costs 0.6, by PLD 0.01."""
     rare = POISSON | {"clients.cohort": 1, "data.clients": 1000, "rounds": 1, "per_round.noise_multiplier": 1.0}
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=0.05), "client")
-    assert ledger.affordable_repeats(configure(rare).algorithm, Setting(1000, 1), range(1), 1, 50) == 1
+    required = Requirements(epsilon=0.05)
+    ledger = site_ledger(tmp_path, configure(rare).algorithm, Setting(1000, 1), required, records=50)
+    assert ledger.affordable_repeats(range(1), 1) == 1
     ledger.close()
 
 
@@ -436,8 +523,8 @@ def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypa
 
         monkeypatch.setattr(owner, name, counting)
     most = 1.0
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=most), "client")
-    found = ledger.affordable_repeats(chosen, Setting(100, rounds), range(rounds), 10**6, 50)
+    ledger = site_ledger(tmp_path, chosen, Setting(100, rounds), Requirements(epsilon=most), records=50)
+    found = ledger.affordable_repeats(range(rounds), 10**6)
     ledger.close()
     assert calls["_charged"] <= 2
     assert calls["epsilon_with"] + calls["cost"] <= 50
@@ -457,9 +544,9 @@ def test_a_million_repeats_take_the_accountants_few_questions(tmp_path, monkeypa
 def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, changes):
     rounds, setting = range(2, 8), Setting(100, 10)
     chosen = configure(POISSON | {"rounds": 10} | changes).algorithm
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
-    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    ledger = site_ledger(tmp_path, chosen, setting, records=50)
+    each = [ledger._charged(t, asked=False, again=True) for t in rounds]
+    found = ledger._costliest_again(rounds)
     ledger.close()
     for charge, column in zip(found, zip(*each, strict=True), strict=True):
         assert charge in column
@@ -469,9 +556,9 @@ def test_repeats_are_charged_as_the_costliest_round_where_one_is(tmp_path, chang
 
 def costliest_again(folder, chosen, setting):
     """What any round run again is charged, and what it must be: no less than each of them."""
-    rounds, ledger = range(setting.rounds), SiteLedger(folder / "ledger.jsonl", "north", Requirements(), "client")
-    each = [ledger._charged(chosen, setting, t, asked=False, records=50, again=True) for t in rounds]
-    found = ledger._costliest_again(chosen, setting, rounds, 50)
+    rounds, ledger = range(setting.rounds), site_ledger(folder, chosen, setting, records=50)
+    each = [ledger._charged(t, asked=False, again=True) for t in rounds]
+    found = ledger._costliest_again(rounds)
     ledger.close()
     truth = [dominating(charge.event for charge in column) for column in zip(*each, strict=True)]
     return [charge.event for charge in found], truth
@@ -499,13 +586,12 @@ def test_where_noise_is_added_in_two_places_each_round_is_asked_for_its_cost(tmp
 def test_repeats_that_a_budget_pays_for_can_be_charged(tmp_path):
     """By PLD it pays for more: of rare rounds with little noise RDP says so much more that PLD is not asked."""
     chosen = configure(POISSON | {"clients.cohort": 0.1, "per_round.noise_multiplier": 0.5, "rounds": 10}).algorithm
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(epsilon=1.0), "client")
-    case = chosen, Setting(100, 10), range(10)
-    found = ledger.affordable_repeats(*case, 10**6, 50)
+    ledger = site_ledger(tmp_path, chosen, Setting(100, 10), Requirements(epsilon=1.0), records=50)
+    found = ledger.affordable_repeats(range(10), 10**6)
     assert found > 0
     with pytest.raises(Refused):
-        ledger.charge_repeats(*case, found + 1, 50)
-    ledger.charge_repeats(*case, found, 50)
+        ledger.charge_repeats(range(10), found + 1)
+    ledger.charge_repeats(range(10), found)
     ledger.close()
 
 
@@ -513,8 +599,8 @@ def test_repeats_are_unbounded_where_a_round_between_the_ends_of_a_schedule_of_c
     """Of 3 sites all must be in a sum, of 5 four; of 4 only three, and two that collude could unmask two sums."""
     keys = {"algorithm": "distributed-dp-sgd", "clients.sampling": "fixed-size", "clients.cohort": "linear:3:5.4"}
     chosen = configure(keys | {"per_round.colluding": 2, "data.clients": 10, "rounds": 10}).algorithm
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "north", Requirements(), "record")
-    found = ledger._costliest_again(chosen, Setting(10, 10, sizes=(100,)), range(10), 100)
+    ledger = site_ledger(tmp_path, chosen, Setting(10, 10, sizes=(100,)), records=100)
+    found = ledger._costliest_again(range(10))
     ledger.close()
     (event,) = (charge.event for charge in found if (charge.unit, charge.observer) == ("record", "release"))
     assert isinstance(event, Unbounded)
@@ -569,14 +655,61 @@ def test_every_draw_is_charged_where_an_older_checkpoint_was_put_back(tmp_path):
     assert min(rounds for rounds, _ in charged_after_a_kill(tmp_path, killed)) >= 6
 
 
+@pytest.mark.slow
+def test_all_rounds_are_charged_where_the_run_ends_with_an_older_checkpoint(tmp_path):
+    """Three rounds, which are all that the budget pays for, and that of the first is put back; a site saw only it."""
+    given = curator(5) | {"federation.min_sites": 1, "federation.deadline": 1.0}
+    given["budget.epsilon"] = 1.001 * epsilon(Repeat(Gaussian(1.633), 3), 1e-5).epsilon
+    grid, backup = with_sites(tmp_path, 4), tmp_path / "backup"
+
+    def killed(line):
+        (run,) = (tmp_path / "served").iterdir()
+        if line["round"] == 2:
+            shutil.copy(run / CHECKPOINT, backup)
+        if line["round"] == 3:
+            shutil.copy(backup, run / CHECKPOINT)
+            raise KeyboardInterrupt
+        if line["round"] == 1:
+            grid.sites.pop(103).close()
+
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, on_round=killed)
+    for site in grid.sites.values():
+        site.close()
+    (run,) = (tmp_path / "served").iterdir()
+    grid = with_sites(tmp_path, 4)
+    result = serve(grid, None, resume=run, no_guarantee=True)
+    for site in grid.sites.values():
+        site.close()
+    assert (result.stopped, len(result.metrics)) == ("budget", 1)
+    assert [charged(site.owner.folder)[0] for site in grid.sites.values()] == [3, 3, 3, 3]
+
+
+@pytest.mark.slow
+def test_a_site_for_which_the_run_has_ended_is_charged_no_later_round(replies, tmp_path):
+    """It was dropped, and each time it connects again it is told so; the run goes on without it."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "dropped"}
+    for done in (1, 2):
+        assert "refused" not in site.answer(END, Payload(ended | {"round": done})).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 1
+    site = Site(site.owner)
+    site.answer(TERMS, Payload(terms.values | {"round": 2, "member": 1}))  # it was invited again
+    site.answer(END, Payload(ended | {"round": 3}))
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
     """Round 3 was charged twice, and killed each time: two rounds are done."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.begin("run", "method", "")
         for t in (1, 2, 3, 3):
             ledger.intend(t, ())
-    assert [_charged_before(tmp_path / "ledger.jsonl", done) for done in (2, 3)] == [(1, [3]), (1, [])]
-    assert _charged_before(tmp_path / "none.jsonl", 0) == (0, [])
+    assert _charged_before(tmp_path / "ledger.jsonl") == (1, 3)
+    assert _charged_before(tmp_path / "none.jsonl") == (0, 0)
 
 
 def test_against_the_server_no_lot_is_believed(tmp_path):
@@ -588,12 +721,10 @@ def test_against_the_server_no_lot_is_believed(tmp_path):
         "clients.cohort": 10,
     }
     method, setting = configure(given).algorithm, Setting(1000, 30, all_answer=False, secure=True)
-    site_ledger = SiteLedger(
-        tmp_path / "ledger.jsonl", "site", Requirements(epsilon=8.0, observer="server"), "client"
-    )
-    site_ledger.charge(method, setting, range(3), 3)
-    site_ledger.charge(method, setting, range(4, 4), 4)
-    site_ledger.close()
+    own = site_ledger(tmp_path, method, setting, Requirements(epsilon=8.0, observer="server"))
+    own.charge(range(3), 3)
+    own.charge(range(4, 4), 4)
+    own.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         true = epsilon(Repeat(Gaussian(2.0), 2), 1e-5).epsilon
         assert epsilon(ledger.charged_event("client", "server"), 1e-5).epsilon == pytest.approx(true, rel=1e-3)
@@ -611,9 +742,9 @@ def test_where_it_shows_who_took_part_no_lot_is_believed(tmp_path, observer, sec
     given = {"algorithm": "dp-sgd", "clients.sampling": "fixed-size", "clients.cohort": 10}
     given |= {"records.batch": 100, "local.steps": 1, "per_step.noise_multiplier": 4.0}
     method, setting = configure(given).algorithm, Setting(1000, 30, sizes=(100,), all_answer=False, secure=secure)
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(), "record")
-    site_ledger.charge(method, setting, range(3), 3)
-    site_ledger.close()
+    own = site_ledger(tmp_path, method, setting)
+    own.charge(range(3), 3)
+    own.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ((leaf, times),) = leaves(ledger.charged_event("record", observer)).items()
     assert (type(leaf), leaf.noise, times) == (Gaussian, pytest.approx(noise, rel=1e-12), 1)
@@ -765,9 +896,9 @@ def test_a_refusal_over_budget_does_not_tell_how_many_records_there_are(tmp_path
     setting, said = Setting(4, 2, 1, 1, (100, 400), False, bounds=True, parameters=650, secure=True), set()
     for records in (100, 400):
         requirements = Requirements(epsilon=1e-3, unit="record")
-        ledger = SiteLedger(tmp_path / f"{records}.jsonl", "site", requirements, "record")
+        ledger = site_ledger(tmp_path, config.algorithm, setting, requirements, records=records)
         with pytest.raises(Refused, match="owner's") as refusal:
-            ledger.charge(config.algorithm, setting, range(0), 0, records)
+            ledger.charge(range(0), 0)
         said.add(str(refusal.value))
         ledger.close()
     assert len(said) == 1

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,7 +18,7 @@ from shoal.cli.main import main
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
-from shoal.federation.consent import Refused, Requirements, SiteLedger
+from shoal.federation.consent import Refused, Requirements
 from shoal.federation.flower.apps import owner
 from shoal.federation.key_files import authorities
 from shoal.federation.key_making import make_authority
@@ -31,6 +32,7 @@ from shoal.federation.terms import ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
+from support.federations import site_ledger
 from support.paths import TESTS
 
 NOISY = {
@@ -168,8 +170,9 @@ def test_a_policy_that_means_nothing_is_refused(tmp_path, line, words):
 # ---------------------------------------------------------------- epsilon, by the site's own ledger
 
 
-def ledger(folder, requirements, run="run", clock=lambda: NOON):
-    return SiteLedger(folder / "ledger.jsonl", "north", requirements, "client", run, clock)
+def ledger(folder, requirements, run="run", clock=lambda: NOON, method=None, setting=None):
+    method, setting = method or configure(CURATOR).algorithm, setting or Setting(8, 10_000)
+    return site_ledger(folder, method, setting, requirements, run=run, clock=clock)
 
 
 def costs(rounds):
@@ -179,7 +182,7 @@ def costs(rounds):
 
 def refusal(book, t):
     try:
-        book.charge(configure(CURATOR).algorithm, Setting(8, 10_000), range(0), t)
+        book.charge(range(0), t)
     except Refused as refused:
         return str(refused)
     return None
@@ -213,8 +216,7 @@ def test_a_month_is_any_30_days(tmp_path):
     time[0] += timedelta(days=29)
     assert rounds_until_refused(book, words) == 0
     time[0] += timedelta(days=2)
-    algorithm, setting = configure(CURATOR).algorithm, Setting(8, 10_000)
-    book.charge(algorithm, setting, range(0), 0)
+    book.charge(range(0), 0)
     book.close()
     time[0] -= timedelta(days=62)  # a clock that was set back forgives nothing
     book = ledger(tmp_path, Requirements(epsilon_per_month=1.0), clock=lambda: time[0])
@@ -254,15 +256,13 @@ def test_all_caps_hold_at_once_and_the_ledger_says_which_run_spent(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_that_exceeds_the_cap_of_a_run_is_refused_before_it_starts(tmp_path):
-    algorithm = configure(CURATOR).algorithm
-    book = ledger(tmp_path, Requirements(epsilon_per_run=1.0))
     fits = max(n for n in range(1, 60) if costs(n) <= 1)
-    book.agree(algorithm, Setting(8, fits), seeded=False)
-    with pytest.raises(Refused, match="the run's epsilon would exceed the owner's 1 "):
-        book.agree(algorithm, Setting(8, fits + 1), seeded=False)
-    with pytest.raises(Refused, match="the run's epsilon"):
-        book.agree(algorithm, Setting(8, 10**9), seeded=False)
-    book.close()
+    for rounds in (fits, fits + 1, 10**9):
+        book = ledger(tmp_path, Requirements(epsilon_per_run=1.0), setting=Setting(8, rounds))
+        words = "the run's epsilon would exceed the owner's 1 "
+        with pytest.raises(Refused, match=words) if rounds > fits else nullcontext():
+            book.agree()
+        book.close()
 
 
 def test_a_plan_is_judged_by_its_cheapest_round_and_by_how_often_a_site_is_sampled(tmp_path):
@@ -271,18 +271,14 @@ def test_a_plan_is_judged_by_its_cheapest_round_and_by_how_often_a_site_is_sampl
     sampled = configure(
         NOISY | {"clients.sampling": "fixed-size", "clients.cohort": 1, "data.clients": 100}
     ).algorithm
-    book = ledger(tmp_path, Requirements(epsilon_per_run=1.0))
-    book.agree(linear, Setting(8, 100), seeded=False)
+    book = ledger(tmp_path, Requirements(epsilon_per_run=1.0), method=linear, setting=Setting(8, 100))
+    book.agree()
     book.close()
     for clients, refused in ((100, False), (2, True)):
-        book = SiteLedger(
-            tmp_path / f"{clients}.jsonl", "north", Requirements(epsilon_per_run=1.0, observer="server"), "client"
-        )
-        if refused:
-            with pytest.raises(Refused, match="the run's epsilon"):
-                book.agree(sampled, Setting(clients, 100), seeded=False)
-        else:
-            book.agree(sampled, Setting(clients, 100), seeded=False)
+        required = Requirements(epsilon_per_run=1.0, observer="server")
+        book = ledger(tmp_path, required, method=sampled, setting=Setting(clients, 100))
+        with pytest.raises(Refused, match="the run's epsilon") if refused else nullcontext():
+            book.agree()
         book.close()
 
 
@@ -292,7 +288,7 @@ def test_a_check_counts_what_the_sites_ledger_has_charged(tmp_path):
     assert refusals(policy, offered) == []
     (tmp_path / "own").mkdir()
     book = ledger(tmp_path / "own", Requirements())
-    book.charge(configure(CURATOR).algorithm, Setting(8, 100), range(0), 0)
+    book.charge(range(0), 0)
     (found,) = refusals(policy, offered, tmp_path / "own")  # the site is running
     book.close()
     assert found.startswith("the total epsilon would exceed the owner's 0.2")

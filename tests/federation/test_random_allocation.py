@@ -8,12 +8,12 @@ from shoal.accounting.events import Allocated, Gaussian, Sampled
 from shoal.accounting.leaves import leaves, without_sampler
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure
-from shoal.federation.consent import Refused, Requirements, SiteLedger
+from shoal.federation.consent import Refused, Requirements
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.terms import END, ROUND, TERMS
 from shoal.mechanisms.setting import Setting
-from support.federations import asked, farthest, served, settings, simulated
+from support.federations import asked, farthest, served, settings, simulated, site_ledger
 
 ALLOCATED = settings("trusted-curator", clients__sampling="random-allocation", clients__cohort=1) | {"rounds": 8}
 
@@ -141,11 +141,11 @@ def test_a_long_run_takes_few_lines_and_its_cap_is_that_of_its_blocks(tmp_path):
     method = configure({"algorithm": "trusted-curator", "clients.sampling": "random-allocation",
                         "clients.cohort": 10, "per_round.noise_multiplier": 2.0}).algorithm  # fmt: skip
     setting = Setting(1000, 1000, all_answer=False)
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(epsilon_per_run=0.6), "client")
-    site_ledger.agree(method, setting, seeded=False)
-    site_ledger.charge(method, setting, range(500))
+    own = site_ledger(tmp_path, method, setting, Requirements(epsilon_per_run=0.6))
+    own.agree()
+    own.charge(range(500))
     with pytest.raises(Refused, match=r"the run's epsilon would exceed the owner's 0\.6"):
-        site_ledger.charge(method, setting, range(500, 1000))
-    site_ledger.close()
+        own.charge(range(500, 1000))
+    own.close()
     assert charged(tmp_path) == {Allocated(((2.0, 100),)): 5}
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 11

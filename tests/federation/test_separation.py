@@ -16,7 +16,7 @@ from shoal.accounting.privacy_ledger import Ledger
 from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
-from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
+from shoal.federation.consent import Refused, Requirements, least_noise
 from shoal.federation.messages import InvalidMessage, Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
@@ -25,7 +25,7 @@ from shoal.federation.validation import Request
 from shoal.mechanisms import correlated
 from shoal.mechanisms.setting import Setting
 from shoal.training.round_index import RoundIndex
-from support.federations import farthest, served, settings, simulated
+from support.federations import farthest, served, settings, simulated, site_ledger
 from support.loopback import with_sites
 
 SEPARATED = {"clients__sampling": "min-separation", "clients__separation": 3, "clients__participations": 2}
@@ -225,14 +225,14 @@ def test_an_owner_requires_noise_of_what_one_round_costs_and_a_budget_of_all(tmp
     record, setting = configure(spaced() | {"per_round.bands": 2}).algorithm, Setting(4, ROUNDS)
     worth = 4 / np.sqrt(1 + 0.95**2)
     assert least_noise(record, setting, "client") == pytest.approx(worth)
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(noise=3.0), "client")
+    ledger = site_ledger(tmp_path, record, setting, Requirements(noise=3.0))
     with pytest.raises(Refused, match=r"least noise multiplier for a client is 2\.9"):
-        ledger.agree(record, setting, seeded=False)
+        ledger.agree()
     ledger.close()
     cost = epsilon(Gaussian(worth), 1e-5).epsilon
-    ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(epsilon=1.01 * cost), "client")
-    ledger.agree(record, setting, seeded=False)
-    ledger.charge(record, setting, range(0), 0)
+    ledger = site_ledger(tmp_path, record, setting, Requirements(epsilon=1.01 * cost))
+    ledger.agree()
+    ledger.charge(range(0), 0)
     with pytest.raises(Refused, match="would exceed the owner's"):
-        ledger.charge(record, setting, range(1, 5), 5, history=(0,))
+        ledger.charge(range(1, 5), 5, history=(0,))
     ledger.close()

@@ -17,7 +17,7 @@ from shoal.config import configure, to_toml
 from shoal.data import load
 from shoal.errors import ConfigError
 from shoal.federation import consent
-from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
+from shoal.federation.consent import Refused, Requirements, least_noise
 from shoal.federation.flower.apps import owner
 from shoal.federation.messages import Payload
 from shoal.federation.site import INTERNAL_ERROR, Owner, Site, _own_engine
@@ -29,6 +29,7 @@ from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
 from shoal.training.engine_settings import Settings, cores
 from shoal.training.round_index import RoundIndex
+from support.federations import site_ledger
 
 SAID = {
     "algorithm": "fed-sdp",
@@ -179,11 +180,9 @@ def test_agreeing_costs_the_same_however_many_rounds_there_are(tmp_path, monkeyp
     monkeypatch.setattr(consent, "charges", lambda *given: (calls.append(given), charges(*given))[1])
     record = configure(SAID | {"per_update.noise_multiplier": noise}).algorithm
     setting = Setting(2, 10**15, all_answer=False, secure=True)
-    site_ledger = SiteLedger(
-        tmp_path / "ledger.jsonl", "site", Requirements(epsilon=50.0, unit="record", observer="server"), "client"
-    )
-    site_ledger.agree(record, setting, seeded=False)
-    site_ledger.close()
+    own = site_ledger(tmp_path, record, setting, Requirements(epsilon=50.0, unit="record", observer="server"))
+    own.agree()
+    own.close()
     assert 1 <= len(calls) <= 2
     assert least_noise(record, setting, "client") == pytest.approx({6.0: 6, "linear:6:3": 3}.get(noise, 3.3))
 
@@ -192,9 +191,9 @@ def test_rounds_that_were_missed_are_charged_together_and_in_full(tmp_path, monk
     calls = []
     monkeypatch.setattr(consent, "charges", lambda *given: (calls.append(given), charges(*given))[1])
     given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise_multiplier": 100.0}
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(epsilon=8.0), "client")
-    site_ledger.charge(configure(given).algorithm, Setting(2, 5000), range(3999), 3999)
-    site_ledger.close()
+    own = site_ledger(tmp_path, configure(given).algorithm, Setting(2, 5000), Requirements(epsilon=8.0))
+    own.charge(range(3999), 3999)
+    own.close()
     assert len(calls) == 2
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert [(intent.first, intent.round) for intent in ledger.charged] == [(1, 3999), (4000, 4000)]
@@ -204,9 +203,9 @@ def test_rounds_that_were_missed_are_charged_together_and_in_full(tmp_path, monk
 
 def test_a_schedule_is_charged_round_by_round(tmp_path):
     given = {"algorithm": "trusted-curator", "clients.sampling": "all", "per_round.noise_multiplier": "linear:20:10"}
-    site_ledger = SiteLedger(tmp_path / "ledger.jsonl", "site", Requirements(), "client")
-    site_ledger.charge(configure(given).algorithm, Setting(2, 10), range(3))
-    site_ledger.close()
+    own = site_ledger(tmp_path, configure(given).algorithm, Setting(2, 10))
+    own.charge(range(3))
+    own.close()
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         assert ledger.charged_event("client", "release").events == (Gaussian(20.0), Gaussian(19.0), Gaussian(18.0))
 

@@ -17,7 +17,7 @@ def progress():
     """In the first run: the coordinator went back from round 5 to round 2, and said so."""
     begun = Progress().of(FIRST, 1)
     return replace(
-        begun, next=2, furthest=5, records=30, turn=0, reported_repeats=ReportedRepeats(2, 2), answered=(1, 4, 1)
+        begun, next=2, furthest=5, records=30, turn=0, reported_repeats=ReportedRepeats(3, 2, 5), answered=(1, 4, 1)
     )
 
 
@@ -42,10 +42,10 @@ def test_of_other_runs_only_the_answered_rounds_are_kept(tmp_path, progress):
     assert {key: tuple(rounds) for key, rounds in again.answered_before.items()} == {SECOND.digest: (3,)}
 
 
-def test_repeats_that_are_charged_are_no_longer_reported(tmp_path, progress):
-    assert progress.rerun(range(4, 6), 10) == range(2, 6)
-    charged = replace(progress, repeats=2)
-    assert charged.reported == ReportedRepeats()
-    assert charged.rerun(range(4, 6), 10) == range(3, 6)
-    charged.write(tmp_path, "head")
-    assert Progress.read(tmp_path).reported_repeats == ReportedRepeats()
+def test_rounds_that_may_have_been_run_again_are_those_between_the_one_gone_back_to_and_the_last(progress):
+    """Where nothing was said of them, any that has begun."""
+    assert progress.rerun() == progress.rerun(3) == range(2, 5)
+    assert progress.rerun(7) == range(2, 7)
+    said_nothing = replace(progress, reported_repeats=ReportedRepeats())
+    assert said_nothing.rerun(7) == range(7)
+    assert Progress().rerun() == range(1)

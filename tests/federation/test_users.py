@@ -14,14 +14,14 @@ from shoal.accounting.events import Repeat, SampledUser
 from shoal.algorithms import algorithm
 from shoal.config import configure, to_toml
 from shoal.errors import ConfigError
-from shoal.federation.consent import Refused, Requirements, SiteLedger
+from shoal.federation.consent import Refused, Requirements
 from shoal.federation.federated_run import planned_terms
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import TERMS
 from shoal.mechanisms.setting import Setting
-from support.federations import asked, served, settings
+from support.federations import asked, served, settings, site_ledger
 from support.loopback import Loopback
 
 SCHEMA = {
@@ -67,8 +67,9 @@ def cost(steps):
 def test_each_site_caps_its_own_users_and_a_user_may_be_at_both(tmp_path):
     result, grid = federation(tmp_path)
     for site in grid.sites.values():
-        users = site._dataset.users
-        assert len(users) == len(site._dataset.train_y) <= 24
+        dataset = site.owner.records(site._terms)
+        users = dataset.users
+        assert len(users) == len(dataset.train_y) <= 24
         assert np.bincount(users.ravel()).max() == 4
     assert result.metrics[-1]["clients"] == 2
     found = epsilon(result)
@@ -89,9 +90,9 @@ def test_a_site_may_require_a_budget_for_its_users(tmp_path):
     setting = Setting(200, 10, sizes=(100,), user_columns=1, clients_per_user=2)
     for most, method, refused in ((50.0, capped, ""), (0.1, capped, "would exceed"), (50.0, record, "max_per_user")):
         wish = Requirements(epsilon=most, unit="user", observer="server")
-        ledger = SiteLedger(tmp_path / "ledger.jsonl", "own", wish, "client")
+        ledger = site_ledger(tmp_path, method, setting, wish)
         with pytest.raises(Refused, match=refused) if refused else nullcontext():
-            ledger.agree(method, setting, seeded=False)
+            ledger.agree()
         ledger.close()
 
 
@@ -100,9 +101,9 @@ def test_a_site_that_is_not_asked_pays_for_users_whom_another_may_hold(tmp_path)
     capped = replace(record, records=replace(record.records, max_per_user=4))
     alone = Setting(200, 10, sizes=(100,), user_columns=1)
     for setting, free in ((alone, True), (replace(alone, clients_per_user=2), False)):
-        wish = Requirements(unit="user", observer="server")
-        ledger = SiteLedger(tmp_path / f"{free}.jsonl", "own", wish, "client")
-        ledger.charge(capped, setting, range(3))
+        (tmp_path / str(free)).mkdir()
+        ledger = site_ledger(tmp_path / str(free), capped, setting, Requirements(unit="user", observer="server"))
+        ledger.charge(range(3))
         assert (ledger.epsilon() == 0) is free
         ledger.close()
 

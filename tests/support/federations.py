@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import shoal
 from shoal.algorithms import algorithm
+from shoal.federation.consent import Requirements, SiteLedger, now
 from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.terms import ROUND
@@ -14,6 +17,17 @@ from support.small_federation import model_for
 SITES, ROUNDS = 4, 2
 BAD = 101  # the node that misbehaves
 NAMED = {"run", "terms", "number", "round", "attempt", "nonce"}
+
+
+def site_ledger(
+    folder, method, setting, requirements=None, records=None, seeded=False, site="site", run="", clock=now
+):
+    """A site's ledger in a run of this method, of which the terms say no more."""
+    config = SimpleNamespace(algorithm=method, budget=SimpleNamespace(unit="client"))
+    terms = SimpleNamespace(settings=config, charged=setting, seed=7 if seeded else None, run=run)
+    made = SiteLedger(folder / "ledger.jsonl", site, requirements or Requirements(), terms, clock)
+    made.records = records
+    return made
 
 
 def settings(name, **changes):

@@ -224,9 +224,8 @@ def large_delta(unit: str, delta: float, units: int) -> str | None:
     """A warning where delta is above 1/(number of units): publishing one of them in full would count as private."""
     if units < 1 or delta * units <= 1:
         return None
-    name = "record" if unit == "record" else unit
     return (
-        f"delta {delta:g} is above 1/{units:,}, one over the number of {name}s: a method that publishes one {name} "
+        f"delta {delta:g} is above 1/{units:,}, one over the number of {unit}s: a method that publishes one {unit} "
         f"in full, chosen at random, would pass; take a smaller delta"
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.data.columns import owner
+from shoal.data.columns import owner, refuse_alike
 from shoal.data.dataset import NOT_FINITE, first_bad_row
 from shoal.data.scaling import check_scale
 from shoal.data.split import held_out
@@ -180,22 +180,23 @@ def owners_of(client: Array, rows: int, where: str) -> tuple[np.ndarray, tuple[s
         raise DataError(f"{where}: client has shape {array.shape}, expected one owner for each of {rows} rows")
     if array.dtype.kind not in "iuU":
         raise DataError(f"{where}: client is of type {array.dtype}, expected whole numbers or text")
-    found, codes = np.unique(_plain(array), return_inverse=True)
+    found, codes = np.unique(_plain(array, where), return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in found)
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def _plain(array: np.ndarray, where: str) -> np.ndarray:
     """Names as tables with a schema have them: one client or user, however it was written."""
     if array.dtype.kind != "U" or not array.size:
         return array
     found, codes = np.unique(array, return_inverse=True)
     names = np.array([owner(name) for name in found])
+    refuse_alike(names.tolist(), where)
     return names[codes.reshape(array.shape)]
 
 
 def users_of(user: Array, rows: int, where: str) -> np.ndarray:
     """The users of each row, numbered from 0, [N, U]; -1 where a row has fewer ('' or -1), or names one twice."""
-    array = _plain(array_of(user, f"{where}, user"))
+    array = _plain(array_of(user, f"{where}, user"), where)
     array = array[:, None] if array.ndim == 1 else array
     if array.ndim != 2 or len(array) != rows or array.dtype.kind not in "iuU":
         raise DataError(

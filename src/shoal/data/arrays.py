@@ -24,7 +24,7 @@ from shoal.data.array_parts import (
     targets_of,
     users_of,
 )
-from shoal.data.columns import plain
+from shoal.data.columns import plain, refuse_alike
 from shoal.data.dataset import Dataset
 from shoal.data.readers import read_npy, read_npz
 from shoal.data.scaling import STANDARD
@@ -324,6 +324,7 @@ def _named(dataset: Dataset, names: Sequence[str] | np.ndarray) -> Dataset:
     name, times = Counter(found).most_common(1)[0]
     if times > 1:
         raise DataError(f"data '{dataset.name}': {times} clients have the name '{name}'; join their rows")
+    refuse_alike(found, f"data '{dataset.name}'")
     return replace(dataset, owner_names=found)
 
 

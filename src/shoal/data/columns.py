@@ -14,8 +14,9 @@ import math
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +26,9 @@ from shoal.errors import ConfigError, DataError, listed
 MISSING_TEXTS = frozenset(("", "?", ".", "NA", "<NA>", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL"))
 CATEGORY_LIMIT = 1000
 LARGE_FLOAT = re.compile(r"-?\d+(\.0+|(\.\d+)?e\+\d+)", re.ASCII | re.IGNORECASE)  # spreadsheets write E+18
+CODE = re.compile(r"\d+|-[1-9]\d*", re.ASCII)
+DIGEST = re.compile(r"\d+e\d+", re.ASCII | re.IGNORECASE)  # some in hexadecimal digits look so
+GROUPED = re.compile(r"[+-]?\d{1,3}([,_'\s]\d{3})+")  # 1,000 or 1_000, but not 1_23
 INEXACT = "{} was stored as a float, without its last digits; store whole numbers or text"
 WIDEST_TEXT = 65_536
 VOCABULARY = 257  # the 256 bytes, each one more than its value, and 0 for padding
@@ -200,6 +204,36 @@ def owner(value: object) -> str:
     if LARGE_FLOAT.fullmatch(text) and abs(float(text)) >= 2**53:
         raise DataError(INEXACT.format(text))
     return plain(text)
+
+
+def refuse_alike(names: Collection[str], where: str) -> None:
+    """Raise a DataError where two clients or users are one whole number, such as 1e3 and 1000: one, or two?
+
+    Two codes of digits alone, such as 007 and 7, are two, and so are 1e10 and 10e9, which may be digests.
+    """
+    written: dict[Decimal | str, str] = {Decimal(name): name for name in names if CODE.fullmatch(name)}
+    forms = [(name, number) for name in names if not CODE.fullmatch(name) and (number := _whole(name)) is not None]
+    for name, number in sorted(forms, key=lambda form: DIGEST.fullmatch(form[0]) is not None):  # digests last
+        digest = DIGEST.fullmatch(name) and number not in written
+        other = written.setdefault(name.lower() if digest else number, name)
+        if other != name:
+            raise DataError(
+                f"{where}: '{other}' and '{name}' are one number, and may be one client or user, or two; "
+                f"write one in one way only, or put a letter before the numbers of two"
+            )
+
+
+def _whole(name: str) -> Decimal | None:
+    """The whole number that a text is, in any form."""
+    if GROUPED.fullmatch(name):
+        name = re.sub(r"[,_'\s]", "", name)
+    if "_" in name:  # Decimal reads 1_23
+        return None
+    try:
+        number = Decimal(name)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() and number == number.to_integral_value() else None
 
 
 def codes_of(texts: Texts, names: tuple[str, ...]) -> np.ndarray:

@@ -77,7 +77,7 @@ class Dataset:
         held_out: Whether test rows were held out of the same table as the training rows.
         files: The files on disk whose rows are read when they are needed; none where all are in memory.
         read_classes: Whether the names of classes were read from the labels: nobody gave them as public.
-        read_columns: Whether ranges or categories of columns were read from the data.
+        read_columns: Whether ranges or categories were read from the data, or proposed from them and never confirmed.
         known: Whether it was loaded by a name that Shoal or an installed package knows.
     """
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from shoal.cache import cache_folder
 from shoal.data.array_parts import split
-from shoal.data.columns import Tally
+from shoal.data.columns import Tally, refuse_alike
 from shoal.data.dataset import Dataset
 from shoal.data.mapped import MappedFile, release, stamp_of
 from shoal.data.schema import Schema
@@ -200,6 +200,7 @@ def _owners(path: Path, schema: Schema, *, by_client: bool) -> tuple[np.ndarray,
     if not rows:
         raise DataError(f"{path}: has no rows")
     names = sorted(numbers)
+    refuse_alike(names, str(path))
     order = np.argsort(np.argsort(list(numbers))) if numbers else np.zeros(1)
     return order.astype(np.int64)[np.concatenate(found)], names
 

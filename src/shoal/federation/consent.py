@@ -38,6 +38,7 @@ from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
+from shoal.federation.terms import Terms
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients, participation
 from shoal.mechanisms.schedules import parse
@@ -149,20 +150,21 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
 
 
 class SiteLedger:
-    """The site's ledger, and its owner's privacy budget, in one run; `clock` says when a month is over."""
+    """The site's ledger, and its owner's privacy budget, in the run of these terms; `clock` says when a month ends.
+
+    Attributes:
+        requirements: What the owner requires.
+        records: How many records the site has, which replacing one does not change; None until they are read.
+    """
 
     def __init__(
-        self,
-        path: Path,
-        site: str,
-        requirements: Requirements,
-        unit: Unit,
-        run: str = "",
-        clock: Callable[[], datetime] = now,
+        self, path: Path, site: str, requirements: Requirements, terms: Terms, clock: Callable[[], datetime] = now
     ) -> None:
-        self.requirements, self._pair = requirements, (requirements.unit or unit, requirements.observer)
-        self._run, self._clock = run[:LONGEST_NAME], clock
-        self._seeded = False
+        self.requirements, self._clock = requirements, clock
+        self.records: int | None = None
+        self._pair = requirements.unit or terms.settings.budget.unit, requirements.observer
+        self._run, self._seeded = terms.run[:LONGEST_NAME], terms.seed is not None
+        self._algorithm, self._setting = terms.settings.algorithm, terms.charged
         self._ledger = Ledger(path)
         try:
             self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
@@ -190,23 +192,22 @@ class SiteLedger:
         """The epsilon spent for the owner's unit and observer, by RDP; None where nothing is proven."""
         return self._account("epsilon").epsilon(self.requirements.delta)
 
-    def agree(self, algorithm: Algorithm, setting: Setting, seeded: bool) -> None:
+    def agree(self) -> None:
         """Raise Refused where the planned run violates a requirement of the owner."""
         unit, observer = self._pair
-        if seeded and self.requirements.any:
+        if self._seeded and self.requirements.any:
             raise Refused(SEEDED)
         if self.requirements.noise is not None:
-            found = least_noise(algorithm, setting, unit, observer)
+            found = least_noise(self._algorithm, self._setting, unit, observer)
             if found < self.requirements.noise:
                 raise Refused(
                     f"its least noise multiplier for a {unit} is {found:g}, "
                     f"the owner requires {self.requirements.noise:g}{self.requirements.source('noise')}"
                 )
-        self._seeded = seeded
         if not self.requirements.any:
             return
-        for t in algorithm.extreme_rounds(setting.rounds):
-            planned = _wanted(self._charged(algorithm, setting, t, asked=True), self._pair)
+        for t in self._algorithm.extreme_rounds(self._setting.rounds):
+            planned = _wanted(self._charged(t, asked=True), self._pair)
             if isinstance(planned, Unbounded):
                 raise Refused(
                     f"nothing is proven for a {unit} against the {observer}: {planned.because}"
@@ -215,15 +216,12 @@ class SiteLedger:
             if t == 0:
                 self._refuse_over_budget(planned)
         if self.requirements.epsilon_per_run is not None:
-            self._refuse_long(algorithm, setting, self.requirements.epsilon_per_run)
+            self._refuse_long(self.requirements.epsilon_per_run)
 
     def charge(
         self,
-        algorithm: Algorithm,
-        setting: Setting,
         missed: range,
         asked: int | None = None,
-        records: int | None = None,
         history: tuple[int, ...] = (),
         again: bool = False,
         furthest: int = 0,
@@ -231,46 +229,37 @@ class SiteLedger:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
-        so a million of them take no more space than one. Record-level charges use this site's own number of records,
-        `records`, which replacing one record does not change. `history`: the rounds of this run that it answered;
-        `again`: the round was run before, as missed ones before `furthest` were.
+        so a million of them take no more space than one. Record-level charges use this site's own number of records.
+        `history`: the rounds of this run that it answered; `again`: the round was run before, as missed ones before
+        `furthest` were.
         """
-        if asked is not None and algorithm.clients.separated:
-            refuse_early(algorithm, setting, asked, history)
-        pending = list(self._missed(algorithm, setting, missed, records, furthest))
+        if asked is not None and self._algorithm.clients.separated:
+            refuse_early(self._algorithm, self._setting, asked, history)
+        pending = list(self._missed(missed, furthest))
         if asked is not None:
-            own = self._charged(algorithm, setting, asked, asked=True, records=records, history=history, again=again)
-            pending.append((1, own))
+            pending.append((1, self._charged(asked, asked=True, history=history, again=again)))
         self._write(pending)
 
-    def charge_repeats(
-        self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
-    ) -> None:
+    def charge_repeats(self, rounds: range, count: int) -> None:
         """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
 
         A round run again is a second draw of its clients, which may have been this one. Which round it was is not
         known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget.
         """
-        self._write([(count, _times(self._costliest_again(algorithm, setting, rounds, records), count))])
+        self._write([(count, _times(self._costliest_again(rounds), count))])
 
-    def affordable_repeats(
-        self, algorithm: Algorithm, setting: Setting, rounds: range, count: int, records: int | None
-    ) -> int:
+    def affordable_repeats(self, rounds: range, count: int) -> int:
         """How many of `count` such rounds the budget pays for; the site would have refused the others."""
         if count < 1:
             return 0
-        worst = _wanted(self._costliest_again(algorithm, setting, rounds, records), self._pair)
+        worst = _wanted(self._costliest_again(rounds), self._pair)
         caps = self.requirements.caps.items()
         return min((self._pays_for(cap, most, worst, count) for cap, most in caps), default=count)
 
-    def _costliest_again(
-        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None
-    ) -> tuple[Charge, ...]:
+    def _costliest_again(self, rounds: range) -> tuple[Charge, ...]:
         """Charges that cost no less than any of these rounds, run again without this site."""
-        each = [
-            self._charged(algorithm, setting, t, asked=False, records=records, again=True)
-            for t in _extremes(algorithm, rounds, setting)
-        ]
+        chosen = _extremes(self._algorithm, rounds, self._setting)
+        each = [self._charged(t, asked=False, again=True) for t in chosen]
         columns = zip(*each, strict=True)
         return tuple(replace(column[0], event=dominating(charge.event for charge in column)) for column in columns)
 
@@ -287,40 +276,29 @@ class SiteLedger:
             for _, account in self._accounts.values():
                 self._add(account, charged)
 
-    def _missed(
-        self, algorithm: Algorithm, setting: Setting, rounds: range, records: int | None, furthest: int
-    ) -> Iterator[tuple[int, tuple[Charge, ...]]]:
+    def _missed(self, rounds: range, furthest: int) -> Iterator[tuple[int, tuple[Charge, ...]]]:
         """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
         if not rounds:
             return
-        alike = algorithm.priced or len(algorithm.different_rounds(setting.rounds)) == 1
-        each = (
-            self._charged(algorithm, setting, t, asked=False, records=records, again=t < furthest)
-            for t in rounds[: alike or None]
-        )
+        alike = self._algorithm.priced or len(self._algorithm.different_rounds(self._setting.rounds)) == 1
+        each = (self._charged(t, asked=False, again=t < furthest) for t in rounds[: alike or None])
         for once, same in groupby(each):
             count = len(rounds) if alike else len(list(same))
             yield count, _times(once, count)
 
     def _charged(
-        self,
-        algorithm: Algorithm,
-        setting: Setting,
-        t: int,
-        *,
-        asked: bool,
-        records: int | None = None,
-        history: tuple[int, ...] = (),
-        again: bool = False,
+        self, t: int, *, asked: bool, history: tuple[int, ...] = (), again: bool = False
     ) -> tuple[Charge, ...]:
-        charged = _of_round(algorithm, setting, t, history, asked=asked, again=again)
-        if records is not None:
-            own_setting = replace(setting, sizes=(records,), bounds=False)
-            both = zip(charged, _of_round(algorithm, own_setting, t, history, asked=asked, again=again), strict=True)
+        def of_round(setting: Setting) -> tuple[Charge, ...]:
+            return _of_round(self._algorithm, setting, t, history, asked=asked, again=again)
+
+        charged = of_round(self._setting)
+        if self.records is not None:
+            both = zip(charged, of_round(replace(self._setting, sizes=(self.records,), bounds=False)), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 
-    def _refuse_long(self, algorithm: Algorithm, setting: Setting, most: float) -> None:
+    def _refuse_long(self, most: float) -> None:
         """Refuse a run whose planned rounds would certainly exceed the run's cap.
 
         With a schedule every round counts as the cheapest one. Where the observer sees who takes part, the site is
@@ -328,8 +306,10 @@ class SiteLedger:
         counts. Every round is checked again when it is charged.
         """
 
+        algorithm, setting = self._algorithm, self._setting
+
         def planned(t: int) -> Event:
-            (charge,) = (each for each in self._charged(algorithm, setting, t, asked=True) if _of(each, self._pair))
+            (charge,) = (each for each in self._charged(t, asked=True) if _of(each, self._pair))
             if not algorithm.clients.alike and _hidden(charge):
                 return charge.event
             rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)

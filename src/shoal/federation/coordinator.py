@@ -122,8 +122,7 @@ class RemoteCohort(Cohort):
         self._doing, self._problems = "starting", dict[str, str]()
         self._dismissed: set[int] = set()  # connected nodes of dropped sites
         self._over = ""
-        self._done = self._repeats = self._furthest = 0
-        self._rerun: list[int] = []
+        self._done = self._begun = self._repeats = self._furthest = 0
         self._terms_sent: dict[str, int] = {}
         self._identities: dict[int, str] = {}
         self._answered: set[tuple[str, int | None]] = set()
@@ -150,8 +149,8 @@ class RemoteCohort(Cohort):
         config = (run / "config.toml").read_text(encoding="utf-8")  # the same text after a resume
         self._terms = self.terms(run.resolve().name, config)
         self._roster = Roster(run, self.population.clients, self.section.strikes)
-        self._done, (self._repeats, self._rerun) = done, _charged_before(run / FILE, done)
-        self._furthest = max(done, *self._rerun, 0)
+        self._done = self._begun = done
+        self._repeats, self._furthest = _charged_before(run / FILE)
         self._may_be_restored = (run / "metrics.jsonl").exists()  # so that no site can stop a new run
         self._monitor.begin(run)
         count = self.section.canaries
@@ -213,7 +212,8 @@ class RemoteCohort(Cohort):
     def train(self, clients: np.ndarray, params: Tensor, state: State, index: RoundIndex) -> Sum:
         """Ask the connected sites among these clients to train, and return the sum of their updates."""
         replies, asked, self._done, self._doing = Replies(), self._present(clients), index.t, f"round {index.t + 1}"
-        self._furthest = max(self._furthest, index.t + 1)
+        self._begun, self._repeats = index.t + 1, self._repeats + (index.t < self._furthest)
+        self._furthest = max(self._furthest, self._begun)
         self._roster.forget_heads()
         if self._canaries is not None:
             self._canaries.note(params, index)
@@ -286,8 +286,7 @@ class RemoteCohort(Cohort):
     @property
     def _repeated(self) -> dict[str, Value]:
         """How many rounds were run again so far: sites whom sampling hides are charged for these too."""
-        count = self._repeats + sum(number <= self._done + 1 for number in self._rerun)
-        return {"repeats": count} if count else {}
+        return {"repeats": self._repeats} if self._repeats else {}
 
     def _listen(
         self,
@@ -418,21 +417,23 @@ class RemoteCohort(Cohort):
             if self._commands.is_dropped(identity):
                 continue
             if node not in known and node not in busy and now >= self._greet_at.get(node, 0.0):
-                facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._done else {}
+                facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._begun else {}
                 if self._furthest and self._roster.may_have_been_asked(identity, self._names.get(identity)):
                     facts["member"] = 1
-                messages[node] = Payload({"terms": self._terms.text, "round": self._done, **facts, **self._repeated})
+                messages[node] = Payload({"terms": self._terms.text, "round": self._begun, **facts, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
 
     def _dismiss(self, connected: dict[int, str]) -> None:
         """Notify dropped sites that the run is over for them."""
         dropped = {node for node, identity in connected.items() if self._commands.is_dropped(identity)}
-        values = self._ended("dropped by the coordinator's operator", self._furthest)
+        values = self._ended("dropped by the coordinator's operator")
         self._transport.send({node: Payload(values) for node in dropped - self._dismissed}, END, SPARE)
         self._dismissed = dropped
 
-    def _ended(self, why: str, done: int) -> dict[str, Value]:
-        return {"run": self._terms.run, "terms": self._terms.digest, "why": why, "round": done, **self._repeated}
+    def _ended(self, why: str) -> dict[str, Value]:
+        """The end of the run: all rounds in the ledger count, also where the last model is of an earlier one."""
+        names = {"run": self._terms.run, "terms": self._terms.digest}
+        return {**names, "why": why, "round": self._furthest, **self._repeated}
 
     def _greet_later(self, node: int, least: float = 0.0) -> None:
         """Send a site that refused the terms again: its disk may have been full, or its folder may be new.
@@ -500,7 +501,7 @@ class RemoteCohort(Cohort):
         """Notify the sites that the run is over; those that are away have LINGER seconds to reconnect."""
         waiting: dict[str, int] = {}
         notified: set[int] = set()
-        values, self._done, self._doing = self._ended(why, done), done, f"ended: {why}"
+        values, self._done, self._doing = self._ended(why), done, f"ended: {why}"
         until = time.monotonic() + LINGER
         while time.monotonic() < until:
             connected = self._transport.connected()
@@ -520,11 +521,8 @@ class RemoteCohort(Cohort):
             time.sleep(LISTEN)
 
 
-def _charged_before(ledger: Path, done: int) -> tuple[int, list[int]]:
-    """How many rounds a run has run again so far, and those (from 1) after the first `done` that it will run again.
-
-    Those are one, after a crash, or more, where an older checkpoint was put back.
-    """
+def _charged_before(ledger: Path) -> tuple[int, int]:
+    """How many rounds a run has run again so far, and the last one (from 1) that it has charged."""
     charged = Record.read(ledger)[1].charged if ledger.exists() else []
     rounds = [number for intent in charged for number in range(intent.first, intent.round + 1)]
-    return len(rounds) - len(set(rounds)), [number for number in set(rounds) if number > done]
+    return len(rounds) - len(set(rounds)), max(rounds, default=0)

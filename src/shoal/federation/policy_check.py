@@ -35,14 +35,14 @@ def refusals(
 
 def _agree(policy: Policy, terms: Terms, folder: Path | None) -> None:
     """Agree as a site would, on a copy of its ledger: the site may be running."""
-    settings, site = terms.settings, "site"
+    site = "site"
     with tempfile.TemporaryDirectory() as scratch:
         ledger = Path(scratch) / FILE
         if folder is not None:
             site = _copied(folder / FILE, ledger)
-        site_ledger = SiteLedger(ledger, site, policy.requirements, settings.budget.unit, terms.run)
+        site_ledger = SiteLedger(ledger, site, policy.requirements, terms)
         try:
-            site_ledger.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
+            site_ledger.agree()
         finally:
             site_ledger.close()
 

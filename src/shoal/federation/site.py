@@ -110,7 +110,6 @@ class Site:
         self._terms: Terms | None = None
         self._site_ledger: SiteLedger | None = None
         self._cohort: SimulatedCohort | None = None
-        self._dataset: Dataset | None = None
         self._secure: SecureAggregationClient | None = None
         self._state: State = {}
         owner.folder.mkdir(parents=True, exist_ok=True)
@@ -150,14 +149,16 @@ class Site:
         """Check the terms against the data, the model and the owner's requirements."""
         message.require({"terms", "round", *({"charged", "repeats", "member"} & set(message.values))}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
-        if not 0 <= (first := message.number("round")) <= terms.setting.rounds:
-            raise InvalidMessage(f"there is no round {first}")
+        first = message.number("round")
+        charged = message.number("charged") if "charged" in message.values else first
+        if not 0 <= first <= charged <= terms.setting.rounds:
+            raise InvalidMessage(f"there is no round {first}, or {charged} cannot have been charged")
         if self._compared not in (None, terms.digest):
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
             self._log(f"{self.owner.folder / COMPARED} names the last terms: remove it, and others are answered")
             raise Refused("this site has answered other terms; it must join again to take part in another run")
         said = _said_repeats(message)
-        self._refuse_restored(terms, message.number("charged") if "charged" in message.values else first, said)
+        self._refuse_restored(terms, charged, said)
         new = Progress.read(self.owner.folder).terms != terms.digest
         if new and "member" in message.values and message.number("member"):
             self._refuse_lost(terms)
@@ -174,11 +175,15 @@ class Site:
                 self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
-        progress = self._progress(terms, terms.settings.algorithm.clients.charged_from(first, terms.setting.clients))
+        clients = terms.settings.algorithm.clients
+        progress = self._progress(terms, clients.charged_from(charged, terms.setting.clients))
         before = said if new else progress.repeats  # a site that is new was in none of them
-        said = before + self._affordable_repeats(terms, progress, said - before, range(progress.next, first + 1))
-        reported = progress.reported.joined(ReportedRepeats(said, first))
-        self._keep(replace(progress, repeats=before, reported_repeats=reported))
+        planned = charged - first
+        # of rounds that were run again in its absence, a site does not know which they were
+        reported = ReportedRepeats(said + planned, first if planned and said == before else 0, charged)
+        progress = replace(progress, repeats=before, reported_repeats=reported)
+        affordable = self._ledger.affordable_repeats(progress.rerun(), reported.repeats - before)
+        self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + affordable)))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
@@ -234,18 +239,17 @@ class Site:
         cohort = _own_cohort(terms, dataset)
         if self._settle(terms):
             self._open(terms, self.owner.requirements)
-        self._terms, self._dataset, self._cohort, self._secure = terms, dataset, cohort, secagg
+        self._ledger.records = len(dataset.train_y)
+        self._terms, self._cohort, self._secure = terms, cohort, secagg
         self._state = self._kept_state(terms)
 
     def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
         """Open the ledger for these terms; raise Refused where they violate a requirement."""
         self.close()
-        path, settings = self.owner.folder / LEDGER, terms.settings
+        path = self.owner.folder / LEDGER
         self._refuse_cut(path)
-        self._site_ledger = SiteLedger(
-            path, self.owner.name, requirements, settings.budget.unit, terms.run, self.owner.clock
-        )
-        self._site_ledger.agree(settings.algorithm, terms.charged, seeded=terms.seed is not None)
+        self._site_ledger = SiteLedger(path, self.owner.name, requirements, terms, self.owner.clock)
+        self._site_ledger.agree()
         return self._site_ledger
 
     def _settle(self, terms: Terms) -> bool:
@@ -258,10 +262,10 @@ class Site:
             return False
         try:
             old = self._kept_terms()
-            algorithm = None if old is None else old.settings.algorithm
+            readable = old is not None and old.settings is not None
         except (ShoalError, ValueError):
-            old = algorithm = None
-        if old is None or algorithm is None or old.digest != last.terms:
+            old, readable = None, False
+        if old is None or not readable or old.digest != last.terms:
             raise LedgerError(
                 f"run {last.run} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
                 f"read or is of another run: restore the file, or use the version of Shoal that wrote it"
@@ -271,12 +275,11 @@ class Site:
         first, total = last.next, old.setting.rounds
         rounds, charged = range(first, total), replace(last, next=total)
         site_ledger = self._open(old, Requirements())
-        site_ledger.charge(algorithm, old.charged, rounds, records=last.records, furthest=last.furthest)
+        site_ledger.records = last.records
+        site_ledger.charge(rounds, furthest=last.furthest)
         charged.write(self.owner.folder, site_ledger.head)
-        if (reported := last.reported).repeats > last.repeats:
-            # one that went back to an older checkpoint spoke of the first round alone that it was to run again
-            count = max(reported.repeats - last.repeats, first - reported.first)
-            site_ledger.charge_repeats(algorithm, old.charged, last.rerun(rounds, total), count, last.records)
+        if (count := last.reported_repeats.repeats - last.repeats) > 0:
+            site_ledger.charge_repeats(last.rerun(), count)
         replace(charged, ended=True).write(self.owner.folder, site_ledger.head)
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
@@ -330,16 +333,19 @@ class Site:
         if cycle > 1 and turn == progress.turn and not again:
             raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
         missed = range(min(progress.next, index.t), index.t)
-        repeats = max(_said_repeats(message), progress.reported.repeats, progress.repeats)
+        repeats = max(_said_repeats(message), progress.repeats)
         own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
-        self._charge_repeats(terms, progress, repeats - own, range(missed.start, index.t + 1))
-        self._ledger.charge(
-            algorithm, terms.charged, missed, index.t, self._records, progress.answered, again, progress.furthest
-        )
+        self._charge_repeats(progress, repeats - own, index.t + 1)
+        self._ledger.charge(missed, index.t, progress.answered, again, progress.furthest)
         # a block begun again allocates all of it anew
         kept_turn = progress.turn if again and index.t > turn else turn
         answered = (*progress.answered, index.t) if algorithm.priced else ()
-        self._keep(replace(progress, next=index.t + 1, turn=kept_turn, answered=answered, repeats=repeats))
+        # what `next` covers is charged once more in any case: twice only where it is planned again and never was charged
+        reported = progress.reported_repeats
+        left = max(0, reported.charged - max(progress.furthest, index.t + 1))
+        reported = reported._replace(repeats=min(reported.repeats, repeats + left))
+        progress = replace(progress, next=index.t + 1, turn=kept_turn, answered=answered)
+        self._keep(replace(progress, repeats=repeats, reported_repeats=reported))
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -361,37 +367,33 @@ class Site:
         message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
         terms = self._agreed(message)
         done = min(message.number("round"), terms.setting.rounds)
-        algorithm, progress = terms.settings.algorithm, self._progress(terms, done)
-        count, rerun, furthest = done - progress.next, range(progress.next, done + 1), progress.furthest
+        if Progress.read(self.owner.folder).ended:  # and it was asked for nothing since
+            return Payload({"name": self.owner.name, "head": self._ledger.head})
+        progress = self._progress(terms, done)
+        count, furthest = done - progress.next, progress.furthest
         while count > 0:
             rounds = range(progress.next, progress.next + count)
             try:
-                self._ledger.charge(algorithm, terms.charged, rounds, records=self._records, furthest=furthest)
+                self._ledger.charge(rounds, furthest=furthest)
             except Refused:
                 count //= 2
                 continue
             progress = self._keep(replace(progress, next=rounds.stop))
             count = min(count, done - progress.next)
-        said = max(_said_repeats(message), progress.reported.repeats)
-        affordable = self._affordable_repeats(terms, progress, said - progress.repeats, rerun)
-        progress = self._charge_repeats(terms, progress, progress.repeats + affordable, rerun)
+        affordable = self._ledger.affordable_repeats(progress.rerun(done), _said_repeats(message) - progress.repeats)
+        progress = self._charge_repeats(progress, progress.repeats + affordable, done)
         self._keep(replace(progress, ended=True))
         return Payload({"name": self.owner.name, "head": self._ledger.head})
 
-    def _charge_repeats(self, terms: Terms, progress: Progress, repeats: int, rounds: range) -> Progress:
+    def _charge_repeats(self, progress: Progress, repeats: int, begun: int) -> Progress:
         """Charge rounds that the coordinator has run again without this site, which may have been sampled then.
 
-        `repeats`: all of this run so far; `rounds`: from which those that are new come, or from the one before.
+        `repeats`: all of this run so far, in which `begun` rounds have begun.
         """
         if (count := repeats - progress.repeats) <= 0:
             return progress
-        rerun = progress.rerun(rounds, terms.setting.rounds)
-        self._ledger.charge_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
+        self._ledger.charge_repeats(progress.rerun(begun), count)
         return self._keep(replace(progress, repeats=repeats))
-
-    def _affordable_repeats(self, terms: Terms, progress: Progress, count: int, rounds: range) -> int:
-        rerun = progress.rerun(rounds, terms.setting.rounds)
-        return self._ledger.affordable_repeats(terms.settings.algorithm, terms.charged, rerun, count, self._records)
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -460,8 +462,8 @@ class Site:
 
     @property
     def _records(self) -> int:
-        assert self._dataset is not None
-        return len(self._dataset.train_y)
+        assert self._ledger.records is not None
+        return self._ledger.records
 
     def _kept_terms(self) -> Terms | None:
         """The terms agreed to before a restart; stock Flower starts a process for every message."""

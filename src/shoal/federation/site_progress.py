@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal import release
-from shoal.config import MOST_ROUNDS
 from shoal.federation.terms import Terms
 from shoal.files import write_whole
 
@@ -17,14 +16,14 @@ PROGRESS = "progress.json"
 
 
 class ReportedRepeats(NamedTuple):
-    """How many rounds of a run its coordinator ran again, and the first round from which it went on."""
+    """How many rounds of a run its coordinator will have run again, when it has run again all that it planned to.
+
+    Those that are not charged yet are from round `first` (from 0) on, and before round `charged`.
+    """
 
     repeats: int = 0
-    first: int = MOST_ROUNDS
-
-    def joined(self, other: ReportedRepeats) -> ReportedRepeats:
-        """Both, as of a coordinator that was restarted twice."""
-        return ReportedRepeats(max(self.repeats, other.repeats), min(self.first, other.first))
+    first: int = 0
+    charged: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Progress:
         records: How many records the site has.
         turn: The first of the rounds, charged as one, of which this site was asked for one last.
         repeats: How many rounds that were run again are charged.
-        reported_repeats: What the coordinator said of them when it last went on with the run.
+        reported_repeats: What the coordinator said of them when it last sent the terms, less what `next` covers since.
         answered: The rounds that the site answered, each as often as it did; with correlated noise only.
         answered_before: The same of other runs, by their terms: a coordinator may go on with one, with its old noise.
         ledger: The hash of the ledger's last line.
@@ -77,17 +76,12 @@ class Progress:
         before = {digest: rounds for digest, rounds in answered.items() if rounds}
         return Progress(terms.run, terms.digest, first, ended=False, answered=own, answered_before=before)
 
-    @property
-    def reported(self) -> ReportedRepeats:
-        """What the coordinator said of rounds that it ran again, where that is not all charged yet."""
-        return self.reported_repeats if self.reported_repeats.repeats > self.repeats else ReportedRepeats()
-
-    def rerun(self, rounds: range, total: int) -> range:
-        """The rounds, of these and those before, of which some may have been run again; never none."""
-        start = max(0, min(rounds.start - 1, self.reported.first))
-        return range(start, max(start + 1, min(rounds.stop, total)))
+    def rerun(self, begun: int = 0) -> range:
+        """The rounds of which some may have been run again and are not charged yet, where `begun` have begun."""
+        _, first, charged = self.reported_repeats
+        return range(first, max(1, begun, charged, self.furthest))
 
     def write(self, folder: Path, ledger: str) -> None:
         """Write the progress, after the charge: a crash in between charges a round twice, never zero times."""
-        kept = {release.KEY: release.SITE, **asdict(self), "reported_repeats": self.reported, "ledger": ledger}
+        kept = {release.KEY: release.SITE, **asdict(self), "ledger": ledger}
         write_whole(folder / PROGRESS, json.dumps(kept).encode())

@@ -28,7 +28,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.toml_text import toml_word
 from shoal.training.cohort import Population
 
-PROTOCOL = 8
+PROTOCOL = 9
 COUNTS = ("clients", "rounds", "multiplicity", "layers", "clients_per_user")
 TERMS, ROUND, END = "query.terms", "train.round", "query.end"
 """The message types, as Flower writes them."""

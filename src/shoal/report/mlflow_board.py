@@ -14,11 +14,11 @@ from typing import Any
 
 from shoal import release
 from shoal.accounting.claims import Proven
-from shoal.config import flat
 from shoal.errors import ConfigError
 from shoal.extras import optional
 from shoal.report.run_reader import read_config, read_result
 from shoal.report.tensorboard import scalars
+from shoal.toml_text import flat
 
 FILE = "mlflow.txt"
 SECRET = ("seed", "noise_seed")

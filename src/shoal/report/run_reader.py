@@ -18,6 +18,7 @@ from shoal.errors import RunError
 from shoal.renamed import current
 from shoal.report.proof import Proof, proof_of
 from shoal.report.scores import Scores, number
+from shoal.toml_text import flat
 
 State = Literal["finished", "running", "stopped"]
 REPORT, RESULT, BASELINE, METRICS = "report.html", "result.json", "baseline.jsonl", "metrics.jsonl"
@@ -158,13 +159,7 @@ class Run:
 
     def flat_config(self) -> dict[str, Any]:
         """Every key of the configuration, as `-c` takes it."""
-        flat: dict[str, Any] = {}
-        for key, value in self.config.items():
-            if isinstance(value, dict):
-                flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-            else:
-                flat[key] = value
-        return flat
+        return flat(self.config)
 
 
 def read_run(path: Path, *, check_ledger: bool = True, every_round: bool = True) -> Run:

@@ -15,8 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal.accounting.privacy_ledger import Record
 from shoal.cli.main import main
 from shoal.errors import ConfigError, RunError
+from shoal.federation.federated_run import serve
 from shoal.federation.flower.node import Endpoint, Link
 from shoal.federation.flower.superlink import SuperLink
 from shoal.federation.flower.transport import Transport, key_identity
@@ -279,6 +281,33 @@ def test_a_round_that_waits_for_a_site_goes_on_once_it_is_dropped(tmp_path):
     ends = [each.values for to, node, kind, each in federation.grid.wire if (to, node, kind) == ("to", 101, END)]
     assert ends[0]["round"] == 1, "it is charged for the round in progress, also where it was not drawn"
     assert kept(result)["site-01"] == (None, True)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_dropped_before_a_round_is_run_again_is_not_charged_for_that(tmp_path):
+    """The coordinator is killed in round 2. It goes on once the two sites that are dropped are not waited for."""
+    federation = Federation(tmp_path)
+    grid, monitor = federation.grid, federation.monitor
+
+    def kill(line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    given = full_cohort() | {"rounds": 3, "federation.deadline": 600.0}
+    with pytest.raises(KeyboardInterrupt):
+        served(tmp_path, given, grid, names=federation.names, monitor=monitor, on_round=kill)
+    (run,) = (tmp_path / "served").iterdir()
+    grid.away = frozenset({103})
+    federation.when("waiting for sites: 3 of 4", "drop", site="site-02")
+    federation.when("waiting for sites: 2 of 3", "drop", site="site-03")
+    result = serve(grid, None, resume=run, names=federation.names, monitor=monitor, no_guarantee=True)
+    assert clients(result) == [4, 2, 2]
+    ends = [each.values for to, node, kind, each in grid.wire if (to, node, kind) == ("to", 102, END)]
+    assert [(end["round"], end.get("repeats", 0)) for end in ends] == [(2, 0)]
+    for site in grid.sites.values():
+        site.close()
+    charged = [Record.read(site.owner.folder / "ledger.jsonl")[1].charged for site in grid.sites.values()]
+    assert [lines[-1].round for lines in charged] == [4, 4, 2, 2]
 
 
 SECURE = {"federation.aggregation": "secure", "federation.threshold": 4}

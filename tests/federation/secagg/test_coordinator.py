@@ -480,9 +480,9 @@ def test_a_site_refuses_terms_with_an_unsafe_graph(tmp_path, few_neighbours, mon
     site.close()
 
 
-@pytest.mark.parametrize("other", [5, 6, 7, 9, "8", None])
+@pytest.mark.parametrize("other", [5, 6, 7, 8, 10, "9", None])
 def test_terms_of_another_protocol_are_refused_in_one_line(tmp_path, other):
-    """Before anything else in them is read: protocol 5 had no `graph_failure`, 6 another graph, 7 no `charged`."""
+    """Unread: 5 had no `graph_failure`, 6 another graph, 7 no `charged`, 8 counted planned rounds as `repeats`."""
     site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
     said = site.answer(TERMS, Payload({"terms": json.dumps({"protocol": other, "setting": {}}), "round": 0}))
     expected = "the coordinator uses another version of the protocol: install the same Shoal everywhere"
