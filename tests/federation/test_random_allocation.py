@@ -130,7 +130,7 @@ def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(rep
 def test_all_that_was_planned_again_is_charged_where_the_coordinator_is_not_heard_of_again(replies, tmp_path):
     """All 8 rounds ran, 5 with this site; then 2 and 3, both with it, and maybe all others up to 8.
 
-    Two blocks, and one begun again; Poisson rounds 2, 3 and 4. It does not know of 6 to 8, and charges blocks for them.
+    Two blocks, and one begun again; Poisson rounds 2, 3 and 4. Of 6 to 8 it does not know, and charges blocks.
     """
     site, terms, message = replies
     site.answer(TERMS, Payload(terms.values | {"round": 0}))

@@ -341,7 +341,7 @@ class Site:
         kept_turn = progress.turn if again and index.t > turn else turn
         answered = (*progress.answered, index.t) if algorithm.priced else ()
         reported = progress.reported_repeats
-        # rounds from `next` on are charged once in any case: twice those that ran, were never charged, and are planned
+        # rounds from `next` on are charged once in any case, and again if they ran, uncharged, and are planned
         left = max(0, reported.charged - max(progress.furthest, index.t + 1))
         reported = reported._replace(repeats=repeats + min(left, reported.repeats - progress.repeats))
         progress = replace(progress, next=index.t + 1, turn=kept_turn, answered=answered)
