@@ -364,10 +364,11 @@ class Site:
         Rounds that exceed the owner's budget are not charged: the site would have refused them.
         """
         self.ended = message.text("why")
-        message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
+        message.require({"run", "terms", "why", "round", *({"repeats", "member"} & set(message.values))}, {})
         terms = self._agreed(message)
         done = min(message.number("round"), terms.setting.rounds)
-        if Progress.read(self.owner.folder).ended:  # and it was asked for nothing since
+        place = "member" in message.values and message.number("member")  # else it was asked for nothing since
+        if Progress.read(self.owner.folder).ended and not place:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
         progress = self._progress(terms, done)
         count, furthest = done - progress.next, progress.furthest
