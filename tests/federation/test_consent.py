@@ -702,6 +702,26 @@ def test_a_site_for_which_the_run_has_ended_is_charged_no_later_round(replies, t
     assert charged(tmp_path / "new")[0] == 3
 
 
+@pytest.mark.slow
+def test_rounds_since_a_site_was_invited_again_are_charged_though_its_folder_is_from_before(replies, tmp_path):
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds"}
+    site.answer(END, Payload(ended | {"round": 1}))
+    for _ in range(2):
+        site.answer(END, Payload(ended | {"round": 3, "member": 1}))  # it has a place, and its folder does not say so
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
+@pytest.mark.slow
+def test_a_coordinator_says_at_the_end_who_has_a_place_in_the_run(tmp_path):
+    """Node 104 is a fifth site, for which there is no place."""
+    _, grid = served(tmp_path, curator(1), with_sites(tmp_path, 5))
+    ends = {node: payload.values["member"] for to, node, kind, payload in grid.wire if (to, kind) == ("to", END)}
+    assert ends == {100: 1, 101: 1, 102: 1, 103: 1, 104: 0}
+
+
 def test_a_coordinator_says_how_many_rounds_it_ran_again(tmp_path):
     """Round 3 was charged twice, and killed each time: two rounds are done."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger:

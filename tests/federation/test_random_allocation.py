@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.accounting.events import Allocated, Gaussian, Sampled
@@ -11,7 +13,7 @@ from shoal.config import configure
 from shoal.federation.consent import Refused, Requirements
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
-from shoal.federation.terms import END, ROUND, TERMS
+from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.mechanisms.setting import Setting
 from support.federations import asked, farthest, served, settings, simulated, site_ledger
 
@@ -122,6 +124,27 @@ def test_after_a_coordinator_went_back_missed_rounds_are_poisson_rounds_more(rep
     site.close()
     spent = charged(tmp_path / "new")
     assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 3, Sampled: 6}
+
+
+@pytest.mark.slow
+def test_all_that_was_planned_again_is_charged_where_the_coordinator_is_not_heard_of_again(replies, tmp_path):
+    """All 8 rounds ran, 5 with this site; then 2 and 3, both with it, and maybe all others up to 8.
+
+    Two blocks, and one begun again; Poisson rounds 2, 3 and 4. Of 6 to 8 it does not know, and charges blocks.
+    """
+    site, terms, message = replies
+    site.answer(TERMS, Payload(terms.values | {"round": 0}))
+    assert "refused" not in ask(site, message, 4)
+    site.answer(TERMS, Payload(terms.values | {"round": 1, "charged": 8}))
+    for t in (1, 2):
+        assert "refused" not in ask(site, message, t, attempt=1, repeats=t)
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    spent = charged(tmp_path / "new")
+    assert {type(leaf): times for leaf, times in spent.items()} == {Allocated: 3 + 3, Sampled: 3}
 
 
 @pytest.mark.slow

@@ -506,7 +506,9 @@ class RemoteCohort(Cohort):
         while time.monotonic() < until:
             connected = self._transport.connected()
             self._identities |= connected
-            messages = {node: Payload(values) for node in connected if node not in notified | self._dismissed}
+            places = {key for key, member in self._roster.members.items() if member.number is not None}
+            left = connected.keys() - notified - self._dismissed
+            messages = {node: Payload(values | {"member": int(connected[node] in places)}) for node in left}
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():

@@ -340,10 +340,10 @@ class Site:
         # a block begun again allocates all of it anew
         kept_turn = progress.turn if again and index.t > turn else turn
         answered = (*progress.answered, index.t) if algorithm.priced else ()
-        # what `next` covers is charged once more in any case: twice only where it is planned again and never was charged
         reported = progress.reported_repeats
+        # rounds from `next` on are charged once in any case, and again if they ran, uncharged, and are planned
         left = max(0, reported.charged - max(progress.furthest, index.t + 1))
-        reported = reported._replace(repeats=min(reported.repeats, repeats + left))
+        reported = reported._replace(repeats=repeats + min(left, reported.repeats - progress.repeats))
         progress = replace(progress, next=index.t + 1, turn=kept_turn, answered=answered)
         self._keep(replace(progress, repeats=repeats, reported_repeats=reported))
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
@@ -364,10 +364,11 @@ class Site:
         Rounds that exceed the owner's budget are not charged: the site would have refused them.
         """
         self.ended = message.text("why")
-        message.require({"run", "terms", "why", "round", *({"repeats"} & set(message.values))}, {})
+        message.require({"run", "terms", "why", "round", *({"repeats", "member"} & set(message.values))}, {})
         terms = self._agreed(message)
         done = min(message.number("round"), terms.setting.rounds)
-        if Progress.read(self.owner.folder).ended:  # and it was asked for nothing since
+        place = "member" in message.values and message.number("member")  # else it was asked for nothing since
+        if Progress.read(self.owner.folder).ended and not place:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
         progress = self._progress(terms, done)
         count, furthest = done - progress.next, progress.furthest

@@ -39,7 +39,7 @@ class Progress:
         records: How many records the site has.
         turn: The first of the rounds, charged as one, of which this site was asked for one last.
         repeats: How many rounds that were run again are charged.
-        reported_repeats: What the coordinator said of them when it last sent the terms, less what `next` covers since.
+        reported_repeats: What the coordinator said of them when it last sent the terms, less what `next` covers.
         answered: The rounds that the site answered, each as often as it did; with correlated noise only.
         answered_before: The same of other runs, by their terms: a coordinator may go on with one, with its old noise.
         ledger: The hash of the ledger's last line.
