@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from shoal.cli.main import app
 from shoal.papers import pages, table, tables
-from shoal.papers.pages import BLOCK, SHORT, write
+from shoal.papers.comparing import compare
+from shoal.papers.pages import BLOCK, SHORT, to_block, write
 from shoal.papers.running import read_lines
 from support.paths import ROOT
 
@@ -46,6 +47,14 @@ def test_every_table_stands_on_a_page_with_a_sentence_in_short():
     numbered = {name for name in tables() if "table" in name}
     assert numbered <= shown
     assert numbered <= {name for name, _ in SHORT.findall(text)}
+
+
+def test_a_claim_of_which_nothing_is_proven_is_shown_and_was_run():
+    name = "thesis-table4.6"
+    found = table(name)
+    block = to_block(found, compare(found, read_lines(RESULTS / f"{name}.jsonl"), False))
+    assert "| epsilon, proven | 8 | none |" in block
+    assert "Not run" not in block
 
 
 @pytest.mark.slow

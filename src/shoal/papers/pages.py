@@ -91,7 +91,7 @@ def _pictures(page: Path, text: str, found: dict[str, list[Compared]], lines: li
 def to_block(table: Table, rows: list[Compared]) -> str:
     """A table of what was measured, and a sentence on what was not."""
     places = {name: place for place, name in reversed(list(enumerate(_name(row) for row in rows)))}
-    shown = [row for row in rows if row.values or row.light in (FAILED, NOT, CONTRADICTED)]
+    shown = [row for row in rows if not _missing(row)]
     shown.sort(key=lambda row: places[_name(row)])
     head = [f'<a id="{table.name}"></a>', "", f"    shoal papers run {table.name} --seeds {SEEDS} --device cuda", ""]
     head += [f"*Published:* {table.about}", ""] if table.about else []
@@ -118,10 +118,13 @@ def _name(row: Compared) -> tuple[str, str, str]:
 
 def _left_out(rows: list[Compared]) -> list[str]:
     """Cells that were not run, by row, a line for each reason."""
-    missing = [row for row in rows if not row.values and row.light not in (FAILED, NOT, CONTRADICTED)]
-    if not missing:
-        return []
+    missing = list(filter(_missing, rows))
     return [line for why in dict.fromkeys(row.note for row in missing) for line in (_not_run(missing, why), "")]
+
+
+def _missing(row: Compared) -> bool:
+    """Was it not run? A claim is compared only where it was, and may then have no proven value."""
+    return not row.values and row.measure != PROVEN and row.light != FAILED
 
 
 def _not_run(missing: list[Compared], why: str) -> str:
