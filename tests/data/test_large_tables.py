@@ -94,7 +94,7 @@ def test_a_copy_holds_what_would_be_in_memory(task, suffix, small, monkeypatch):
         assert torch.equal(y, other_y)
 
 
-def test_a_client_whose_number_is_written_in_two_ways_is_refused_also_where_they_are_far_apart(small):
+def test_a_client_whose_number_is_written_in_two_ways_is_refused_also_in_the_first_and_the_last_row(small):
     path = patients(small / "far.csv", hospital=["1e3", *["north"] * (ROWS - 2), "1000"])
     with pytest.raises(DataError, match="'1000' and '1e3' are one number"):
         with_schema(path, Schema.of(CLASSES))
