@@ -368,17 +368,61 @@ def test_claims_of_an_earlier_version_are_proven_again(tmp_path):
         curator | {"proven": [[unit, who, 0.1, None] for unit, who, *_ in curator["proven"]]},
         calibrated | {"calibrated": noise},
         {key: value for key, value in calibrated.items() if key != "calibrated"} | {"proven": []},
+        calibrated | {"calibrated": {}},  # by a version that called the noise otherwise
         curator
         | {"proven": [[unit, who, epsilon and 2 * epsilon, why] for unit, who, epsilon, why in curator["proven"]]},
         unknown,
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
-    assert running.prove_again(path, nobody) == 2
+    assert running.prove_again(path, nobody) == (2, 2)
     again = read_lines(path)
     assert again[0] == curator
     (before, now) = (line["proven"][0][2] for line in (calibrated, again[1]))
     assert before <= 8 < now
     assert again[2:] == earlier[2:]
+
+
+def test_rounds_that_were_repeated_are_proven_again(tmp_path):
+    (cell,) = chosen(table("alphacdp-table6"), "^Fed-SDP/Adult$")
+
+    def killed(share):
+        if share == 0.6:
+            raise KeyboardInterrupt
+
+    job = Job(0, "cpu", True, tmp_path / "unfinished", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cell.work.measure(job)
+    line = cell.work.measure(replace(job, progress=lambda share: None)) | {"quick": True}
+    assert line["charged"] == [[1, 1], [2, 2], [3, 3], [3, 3], [4, 4], [5, 5]]
+    earlier = line | {"proven": [[unit, who, 0.1, None] for unit, who, *_ in line["proven"]]}
+    assert cell.work.proven_again(earlier) == line
+    once = cell.work.proven_again({key: value for key, value in earlier.items() if key != "charged"})
+    assert once["proven"][0][2] < 0.99 * line["proven"][0][2]
+
+
+def test_rounds_after_an_early_stop_are_proven_again(tmp_path):
+    (cell,) = chosen(table("alphacdp-table6"), "^Fed-SDP/MNIST$")
+    stopping = {"stop.patience": 1, "stop.min_improvement": 1.0, "stop.public": True}
+    work = Run(cell.work.settings(True) | stopping)
+    line = work.measure(Job(0, "cpu", False, tmp_path / "unfinished"))
+    assert line["rounds"] < 5 == line["charged"][-1][1]
+    assert work.proven_again(line | {"proven": []}) == line
+
+
+def test_lines_that_are_measured_while_others_are_proven_are_kept(tmp_path):
+    path = tmp_path / "found.jsonl"
+    (cell,) = chosen(table("thesis-table4.4"), "^trusted curator/IID$")
+    (line,) = play([(cell, 0)], table("thesis-table4.4"), path, "cpu", True, nobody)
+    later = {key: value for key, value in line.items() if key not in ("cell", "seed")}
+
+    def meanwhile(name, done, share):
+        if name:
+            with path.open("a") as file:
+                file.write(json.dumps(later) + "\n")
+
+    assert running.prove_again(path, meanwhile) == (0, 0)
+    assert read_lines(path) == [line, later]
+    assert running.prove_again(path, nobody) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["thesis-table4.4", "thesis-table4.5", "pfl-table2", "alphacdp-table5"])

@@ -134,8 +134,10 @@ def prove_command(
         lines = len(read_lines(path))
         progress, update = _progress(console, lines)
         with progress:
-            changed = prove_again(path, update)
+            changed, unknown = prove_again(path, update)
         console.print(f"{escape(str(path))}: {changed} of {lines} lines have other claims now", highlight=False)
+        if unknown:
+            console.print(f"{unknown} lines do not hold the noise of their run: their claims stay", highlight=False)
 
 
 def _progress(console: Console, total: int) -> tuple[Progress, Callable[[str, int, float], None]]:

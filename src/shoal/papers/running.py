@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Thread
 
 from shoal.errors import ConfigError, RunError, ShoalError
-from shoal.files import atomic
+from shoal.files import atomic, fix_of
 from shoal.papers import tables
 from shoal.papers.table import Cell, Job, Line, Table, unfinished_folder
 from shoal.papers.work import Run
@@ -119,24 +119,32 @@ def plan(cells: Iterable[Cell], seeds: int, quick: bool, lines: Iterable[Line]) 
     return list(todo.values())
 
 
-def prove_again(results: Path, progress: Progress) -> int:
-    """Rewrite the claims in a results file as this version proves them; returns how many lines have others now.
+def prove_again(results: Path, progress: Progress) -> tuple[int, int]:
+    """Rewrite the claims in a results file as this version proves them.
 
     Lines of cells that no table has any more stay as they are.
+
+    Returns:
+        How many lines have other claims now, and how many stay because they do not hold the noise of their run.
     """
     cells = [cell for table in tables().values() for cell in table.cells]
-    works = {cell.work.key(quick): cell.work for cell in cells for quick in (False, True)}
-    lines, changed = read_lines(results), 0
+    works = {(cell.work.key(quick), quick): cell.work for cell in cells for quick in (False, True)}
+    lines, changed, unknown = read_lines(results), 0, 0
     for number, line in enumerate(lines):
-        work = works.get(line.get("key", ""))
+        work = works.get((line.get("key", ""), line.get("quick", False)))
         if isinstance(work, Run) and "proven" in line:
-            progress(line["cell"], number, number)
+            progress(line.get("cell", ""), number, number)
             lines[number] = work.proven_again(line)
             changed += lines[number] != line
-    with atomic(results) as file:
-        file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+            unknown += lines[number] is line
+    lines += read_lines(results)[len(lines) :]  # measured in the meantime
+    try:
+        with atomic(results) as file:
+            file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)
+    except OSError as error:
+        raise RunError(f"results file {results} cannot be written: {error.strerror}; {fix_of(error)}") from None
     progress("", len(lines), len(lines))
-    return changed
+    return changed, unknown
 
 
 def play(

@@ -72,26 +72,27 @@ class Run:
             no_guarantee=True,
             on_round=lambda line: job.progress(line["round"] / rounds),
         )
-        calibrated = {"calibrated": _noise(result.run)} if given.get("budget.calibrate") else {}
-        return _line(result, given.get("local.steps")) | calibrated
+        line = _line(result, given.get("local.steps")) | _charged(result)
+        return line | ({"calibrated": _noise(result.run)} if given.get("budget.calibrate") else {})
 
     def proven_again(self, line: Line, data: Dataset | None = None) -> Line:
         """A line with what this version proves of its run, which is not run again.
 
-        Never less than the line says: rounds that were interrupted and repeated are charged twice. A line from before
-        lines held the noise that was calibrated stays as it is.
+        Never less than the line says, which may count rounds that were repeated before lines held those. A line from
+        before lines held the noise that was calibrated stays as it is.
         """
         from shoal.config import configure
         from shoal.prepare import limit_of, planned
         from shoal.training.budget import planned_claims
 
-        given = self.settings(line["quick"]) | {"seed": line["seed"]}
+        given = self.settings(line.get("quick", False)) | {"seed": line.get("seed", 0)}
         if given.get("budget.calibrate"):
-            if "calibrated" not in line:
+            if not line.get("calibrated"):
                 return line
             given |= {"budget.calibrate": False} | line["calibrated"]
         config, setting = planned(configure(given), data)
-        found = planned_claims(config.algorithm, setting, line["rounds"], limit_of(config).delta)
+        charged = tuple((first, last) for first, last in line.get("charged", [[1, line["rounds"]]]))
+        found = planned_claims(config.algorithm, setting, charged, limit_of(config).delta)
         again = _claims([claim.to_json() for claim in found])
         said = {(unit, who): epsilon for unit, who, epsilon, _ in line["proven"]}
         for claim in again["proven"]:
@@ -142,6 +143,15 @@ def _claims(proven: Sequence[Mapping[str, Any]]) -> Line:
         "proven": [[each["unit"], each["observer"], each["epsilon"], each["because"]] for each in proven],
         "delta": next((each["delta"] for each in proven if each["delta"] is not None), None),
     }
+
+
+def _charged(result: Any) -> Line:
+    """The rounds that were charged, as [first, last], unless each of those that were run was, once."""
+    from shoal.accounting.privacy_ledger import FILE, Record
+
+    charged = [[intent.first, intent.round] for intent in Record.read(result.run / FILE)[1].charged]
+    once = sum(last - first + 1 for first, last in charged) == result.rounds
+    return {} if once else {"charged": charged}
 
 
 def _noise(run: Path) -> dict[str, Any]:

@@ -217,9 +217,15 @@ def refuse_budget(algorithm: Algorithm, setting: Setting, limit: Limit) -> None:
 
 
 @lru_cache(maxsize=16)
-def planned_claims(algorithm: Algorithm, setting: Setting, rounds: int, delta: float) -> tuple[Proven, ...]:
-    """What is proven of the first rounds of a run, for every unit and observer, before any is run."""
-    spent = _composed(charges(algorithm, setting, t) for t in range(rounds))
+def planned_claims(
+    algorithm: Algorithm, setting: Setting, charged: tuple[tuple[int, int], ...], delta: float
+) -> tuple[Proven, ...]:
+    """What is proven of rounds that are charged as (first, last), from 1, one span after the other; none is run."""
+    by_round, furthest = [], 0
+    for first, last in charged:
+        by_round += [charges(algorithm, setting, t, t < furthest) for t in range(first - 1, last)]
+        furthest = max(furthest, last)
+    spent = _composed(by_round)
     return tuple(_claim(setting, charge.unit, charge.observer, charge.event, delta, {}) for charge in spent)
 
 
