@@ -42,7 +42,7 @@ from shoal.result import Interrupted
 from shoal.training import run_folder
 from shoal.training.round_index import RoundIndex
 from shoal.training.run_folder import CHECKPOINT
-from support.federations import BAD, asked, curator, served, settings, site_ledger
+from support.federations import BAD, asked, curator, end_of, served, settings, site_ledger
 from support.loopback import with_sites
 
 
@@ -212,7 +212,7 @@ def test_the_end_of_a_run_charges_the_rounds_since_the_last_one_asked_for(replie
     site.answer(ROUND, message)
     site.close()
     site = Site(site.owner)
-    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
+    said = end_of(message, round=3)
     assert "refused" not in site.answer(END, Payload(said)).values
     assert site.ended == "rounds"
     site.answer(END, Payload(said))
@@ -238,7 +238,7 @@ def test_rounds_that_are_run_again_without_the_site_are_charged_too(replies, tmp
         site.close()
         assert charged(tmp_path / "new")[0] == so_far
         site = Site(site.owner)
-    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3}
+    said = end_of(message, round=3)
     for _ in range(2):
         site.answer(END, Payload(said | {"repeats": 4}))  # round 3, after the site's own part in it
     site.close()
@@ -254,7 +254,7 @@ def test_an_end_charges_all_repeats_that_the_budget_pays_for(replies, tmp_path):
         site.owner, requirements=Requirements(epsilon=1.001 * epsilon(Repeat(Gaussian(1.633), 5), 1e-5).epsilon)
     )
     site.answer(TERMS, terms)
-    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 0}
+    said = end_of(message, round=0)
     assert "refused" not in site.answer(END, Payload(said | {"repeats": 6})).values
     site.close()
     assert charged(tmp_path / "new")[0] == 5
@@ -266,7 +266,7 @@ def test_repeats_are_charged_by_an_end_that_says_too_few_rounds(replies, tmp_pat
     site, terms, message = replies
     site.answer(TERMS, terms)
     assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
-    said = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 0}
+    said = end_of(message, round=0)
     site.answer(END, Payload(said | {"repeats": 2}))
     site.close()
     rounds, event = charged(tmp_path / "new")
@@ -347,7 +347,7 @@ def test_rounds_run_again_while_a_site_was_away_cost_it_as_much_as_any_that_has_
     message = asked(grid, ROUND)
     assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
     site.answer(TERMS, Payload(terms.values | {"round": 3, "repeats": 3}))
-    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 3}
+    ended = end_of(message, round=3, repeats=3)
     site.answer(END, Payload(ended))
     site.close()
     times = without_sampler(leaves(charged(tmp_path / "new")[1]))[0]
@@ -372,7 +372,7 @@ def test_a_coordinator_that_put_its_latest_checkpoint_back_is_no_older_copy(repl
         assert "agreed" in site.answer(TERMS, Payload(terms.values | said)).values
         if said["round"] == 2:
             site.answer(ROUND, Payload(message.values | said, message.vectors))
-    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds", "round": 3, "repeats": 1}
+    ended = end_of(message, round=3, repeats=1)
     site.answer(END, Payload(ended))
     site.close()
     assert charged(tmp_path / "new")[0] == (1 if new else 3) + 1
@@ -690,7 +690,7 @@ def test_a_site_for_which_the_run_has_ended_is_charged_no_later_round(replies, t
     """It was dropped, and each time it connects again it is told so; the run goes on without it."""
     site, terms, message = replies
     site.answer(TERMS, terms)
-    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "dropped"}
+    ended = end_of(message, why="dropped")
     for done in (1, 2):
         assert "refused" not in site.answer(END, Payload(ended | {"round": done})).values
     site.close()
@@ -706,7 +706,7 @@ def test_a_site_for_which_the_run_has_ended_is_charged_no_later_round(replies, t
 def test_rounds_since_a_site_was_invited_again_are_charged_though_its_folder_is_from_before(replies, tmp_path):
     site, terms, message = replies
     site.answer(TERMS, terms)
-    ended = {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds"}
+    ended = end_of(message)
     site.answer(END, Payload(ended | {"round": 1}))
     for _ in range(2):
         site.answer(END, Payload(ended | {"round": 3, "member": 1}))  # it has a place, and its folder does not say so

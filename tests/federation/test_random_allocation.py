@@ -15,7 +15,7 @@ from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.mechanisms.setting import Setting
-from support.federations import asked, farthest, served, settings, simulated, site_ledger
+from support.federations import asked, end_of, farthest, served, settings, simulated, site_ledger
 
 ALLOCATED = settings("trusted-curator", clients__sampling="random-allocation", clients__cohort=1) | {"rounds": 8}
 
@@ -99,8 +99,7 @@ def test_a_block_begun_again_has_one_turn_too(replies, tmp_path):
 
 
 def finish(site, message, done):
-    names = {key: message.values[key] for key in ("run", "terms")}
-    return site.answer(END, Payload(names | {"why": "sites", "round": done})).values
+    return site.answer(END, Payload(end_of(message, why="sites", round=done))).values
 
 
 @pytest.mark.slow

@@ -95,3 +95,8 @@ def named(**changes):
 def in_rounds(change):
     """Tamper with answers to rounds only: a site that agrees like any other."""
     return lambda kind, answer: change(kind, answer) if kind == ROUND else answer
+
+
+def end_of(message, **facts):
+    """What a coordinator says at the end of the run that a message is of."""
+    return {key: message.values[key] for key in ("run", "terms")} | {"why": "rounds"} | facts
