@@ -120,9 +120,15 @@ GROUPS = {
         ),
         *_client("hog-sharp", 100, 8.0, rounds=(10, 20), quantile=(0.6, 0.8), momentum=(0.8, 0.9), lr=(50.0, 100.0)),
     ],
-    "client-sharp-1000-1": _client(
-        "hog-sharp", 1000, 1.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.5, 0.8), epochs=(5, 10)
-    ),
+    "client-sharp-1000-1": [
+        *_client(
+            "hog-sharp", 1000, 1.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.5, 0.8), epochs=(5, 10)
+        ),
+        *_client(
+            "hog-sharp", 1000, 1.0, rounds=(40,), quantile=(0.1, 0.2, 0.4), momentum=(0.2, 0.5), epochs=(20, 40)
+        ),
+        *_client("hog-sharp", 1000, 1.0, rounds=(80,), quantile=(0.1, 0.2), momentum=(0.2, 0.5), epochs=(10, 20)),
+    ],
     "naive-100": _naive("thesis-table4.4"),
     "naive-1000": _naive("thesis-table4.5"),
     "naive-10000": _naive("thesis-table4.6"),

@@ -178,7 +178,6 @@ def test_a_quick_version_needs_no_data_that_does_not_come_with_shoal():
     + [
         (f"geyer-{features.removeprefix('hog-')}-{clients}", beyond_tables.transferred(clients, epsilon))
         for (clients, epsilon), (features, *_) in beyond_tables.TRANSFERRED.items()
-        if epsilon == 8
     ]
     + [("dp-ftrl-1000", beyond_tables.cyclic(8.0))],
 )

@@ -17,7 +17,7 @@ from shoal.papers.work import Run
 EPSILONS = {100: (1, 2, 4, 8), 1000: (0.25, 0.5, 1, 2, 8), 10_000: (0.15, 0.25, 0.5, 2, 8)}
 TRANSFERRED = {  # clients, epsilon: features, the clip norm's quantile, server momentum, rounds, local epochs
     (100, 8.0): ("hog-sharp", 0.4, 0.9, 20, 5),
-    (1000, 1.0): ("hog-fourier", 0.4, 0.8, 20, 10),
+    (1000, 1.0): ("hog-sharp", 0.2, 0.5, 40, 40),
     (1000, 8.0): ("hog-fourier", 0.1, 0.9, 100, 5),
     (10_000, 8.0): ("hog-fourier", 0.1, 0.95, 300, 5),
 }
