@@ -13,6 +13,7 @@ from shoal.algorithms import algorithm
 from shoal.audit import one_run
 from shoal.audit.broken import VARIANTS, Broken, whole, with_noise
 from shoal.audit.cases import cases
+from shoal.mechanisms.mechanism import altered
 from shoal.mechanisms.sampling import Clients
 from shoal.random.streams import Streams
 
@@ -157,6 +158,8 @@ def test_canaries_come_as_often_as_they_may(correlated):
     rare = replace(FTRL, clients=Clients("min-separation", 10, separation=2))
     assert one_run._turns(rare, 5, 10).tolist() == [1, 0, 1, 0, 1]
     assert one_run._turns(correlated.record, 3, 3).tolist() == [1, 1, 1]
+    uncounted = replace(rare, clients=altered(rare.clients, separated=False))
+    assert one_run._turns(uncounted, 5, 10).tolist() == [1, 1, 1, 1, 1]
 
 
 @pytest.fixture(scope="module")

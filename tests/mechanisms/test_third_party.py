@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.accounting.events import BySize, Gaussian, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import BySize, Compose, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.leaves import by_size
 from shoal.accounting.theorems import IN_SIGHT
 from shoal.algorithms import algorithm
@@ -55,7 +55,7 @@ from shoal.mechanisms.sampling import (
     Records,
     ShuffledRecords,
 )
-from shoal.mechanisms.sampling.separated_clients import RandomAllocation
+from shoal.mechanisms.sampling.separated_clients import MinSeparationClients, RandomAllocation
 from shoal.mechanisms.schedules import parse
 from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.update_clipping import (
@@ -258,8 +258,10 @@ def test_a_scheme_of_ones_own_has_a_word_and_is_charged_as_if_everybody_came():
         (GaussianNoise, "for_records", "event"),
         (GaussianNoise, "multiplier", "noise_schedule"),
         (Correlated, "fitted", "event"),
+        (Correlated, "coefficients", "event"),
         (PoissonClients, "draw", "amplified"),
         (PoissonClients, "take_part", "amplified"),
+        (PoissonClients, "secret", "amplified"),
         (PoissonRecords, "drawn", "event"),
         (PoissonRecords, "repeats", "event"),
     ],
@@ -305,6 +307,34 @@ def test_one_with_statements_of_its_own_makes_the_others_anew_all_the_same():
     assert type("Other", (PoissonClients,), done | rules)(cohort=2).rate(0, 4, 4) == 1
     family = type("Family", (PoissonClients,), rules | {"rate": lambda self, *given: 0.5})
     assert type("Other", (family,), done)(cohort=2).rate(0, 4, 4) == 1
+    with pytest.raises(TypeError, match="Other overrides 'apply', and inherits 'unproven' of NoisyClip"):
+        type("Other", (NoisyClip,), quiet | {"states": {"faded": ("event",)}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenClip(Clip):
+    """Its bound is the median of the norms, if that is chosen."""
+
+    needs_cohort_norms: bool
+
+    def bound(self, state, t, total, norms):
+        return super().bound(state, t, total, norms) if norms is None else float(norms.median())
+
+
+def test_what_an_instance_overrides_is_refused_where_it_is_used():
+    """A field without a default is no attribute of its class."""
+    with pytest.raises(
+        TypeError, match="ChosenClip overrides 'needs_cohort_norms', and inherits 'unproven' of Clipping"
+    ):
+        replace(UPDATES, per_update=ChosenClip(needs_cohort_norms=True))
+    kind = dataclass(frozen=True, kw_only=True)(
+        type("Repeated", (PoissonRecords,), {"__annotations__": {"repeats": bool}})
+    )
+    with pytest.raises(TypeError, match="Repeated overrides 'repeats', and inherits 'event' of PoissonRecords"):
+        replace(UPDATES, records=kind(repeats=True))
+    stated = type("Stated", (ChosenClip,), {"unproven": MedianClip.unproven})
+    record = replace(UPDATES, per_update=stated(needs_cohort_norms=True))
+    assert event(record, SETTING, 0, "client", "release") == Unbounded(MedianClip.unproven)
 
 
 def test_a_class_that_is_changed_after_it_was_made_is_refused_where_it_is_used():
@@ -328,6 +358,37 @@ def test_who_is_charged_by_the_block_is_stated_anew_where_others_take_part():
     with pytest.raises(TypeError, match="overrides 'take_part', and inherits 'charged' of RandomAllocation"):
         type("Other", (RandomAllocation,), done)
     assert type("Other", (RandomAllocation,), done | {"charged": Clients.charged})
+    block = {"draw": lambda self, *given: np.arange(4), "charged": lambda self, event_at, t, *given: event_at(t)}
+    with pytest.raises(TypeError, match="overrides 'draw', and inherits 'charged' of Blocks"):
+        type("Other", (type("Blocks", (Clients,), block),), {"draw": lambda self, *given: np.arange(8)})
+
+
+def test_who_joins_later_is_charged_from_the_first_round_where_a_scheme_charges_by_rounds_of_its_own():
+    """It may have charged this round with an earlier one."""
+    block = {"charged": lambda self, event_at, t, *given: Compose(()) if t % 4 else event_at(t)}
+    other, stated = (
+        type("Blocks", (AllClients,), block | said)()
+        for said in ({}, {"charged_from": lambda self, t, clients: t - t % 4})
+    )
+    assert [scheme.charged_from(6, 10) for scheme in (AllClients(), other, stated)] == [6, 0, 4]
+
+
+def test_clients_come_at_the_rate_that_is_charged():
+    rare = type("Rare", (PoissonClients,), {"rate": lambda self, *given: 0.001})
+    assert len(rare(cohort=500).draw(np.random.default_rng(0), 0, 1, 1000)) < 20
+
+
+def test_sampling_amplifies_no_cycle_in_any_round_of_which_a_client_may_come():
+    """Of five rounds each has a chance of 0.1: a client comes in one of them with more than that."""
+    done = {
+        "secret": True,
+        "draw": lambda self, generator, t, total, clients, able: able[generator.random(len(able)) < 0.1],
+        "rate": lambda self, *given: 0.1,
+        "amplified": PoissonClients.amplified,
+    }
+    seldom = type("Seldom", (MinSeparationClients,), done)(cohort=10, separation=5)
+    found = event(replace(UPDATES, clients=seldom), replace(SETTING, clients=100), 0, "client", "release")
+    assert found == Gaussian(1.633)
 
 
 @pytest.mark.parametrize("method", ["draw", "take_part"])
@@ -472,6 +533,8 @@ def test_no_clip_counts_where_clients_add_shares_of_the_noise():
     record.refuse_unfit(0, 4, 1000)
     with pytest.raises(ConfigError, match="shares of noise cover no count: per_update must not count"):
         replace(record, per_update=QuantileClip(count_noise_multiplier=1.0)).refuse_unfit(0, 4, 1000)
+    with pytest.raises(ConfigError, match="per_round adds shares of noise: set per_round"):
+        replace(record, per_round=replace(record.per_round, at="server")).refuse_unfit(0, 4, 1000)
 
 
 def test_a_count_is_rounded_to_a_step_of_its_own_noise_in_secure_mode():
@@ -641,9 +704,8 @@ def test_a_record_that_may_fill_a_batch_of_any_size_is_charged_for_the_largest_a
 
 def test_one_that_takes_more_steps_is_charged_for_more_passes():
     """Three times the steps are three passes, where clients' sizes are known as where they are not."""
-    thrice = type(
-        "Thrice", (ShuffledRecords,), {"steps": lambda self, *given: 3 * ShuffledRecords.steps(self, *given)}
-    )
+    done = {"steps": lambda self, *given: 3 * ShuffledRecords.steps(self, *given), "monotone": True}
+    thrice = type("Thrice", (ShuffledRecords,), done)
     record = replace(cut(RECORDS), records=thrice(batch=5))
     three = replace(record, records=ShuffledRecords(batch=5), local=replace(record.local, steps=None, epochs=3))
     record = replace(record, local=replace(three.local, epochs=1))
@@ -654,8 +716,10 @@ def test_one_that_takes_more_steps_is_charged_for_more_passes():
 
 def test_one_that_takes_a_step_for_each_record_is_charged_for_them_where_sizes_are_not_known():
     """Batches of 5, and as many steps as records: five passes, but one for a client of one record."""
-    each = type("Each", (ShuffledRecords,), {"steps": lambda self, records, epochs: epochs * records})
+    done = {"steps": lambda self, records, epochs: epochs * records}
+    each = type("Each", (ShuffledRecords,), done | {"monotone": True})
     assert each(batch=5).event(1.0, 1.0, each(batch=5).uses(Setting(10, 4), None, 1))[0].local_steps == 5
+    assert not type("Each", (ShuffledRecords,), done)(batch=5).uses(Setting(10, 4), None, 1), "it may be any number"
 
 
 def test_one_that_takes_fewer_steps_of_its_own_is_charged_for_each():
@@ -691,10 +755,31 @@ def test_each_client_is_charged_for_its_share_and_steps_if_large_ones_sample_mor
 
 
 def test_a_share_of_ones_own_is_charged_where_sizes_are_not_known():
-    twice = type("Twice", (PoissonRecords,), {"share": lambda self, records: 2 * self.rate})
-    assert twice(rate=0.01, nominal_records=1000).uses(Setting(10, 4), 5, 1) == [(0, 0.02, 5)]
+    done = {"share": lambda self, records: 2 * self.rate}
+    for monotone, share in ((False, 1.0), (True, 0.02)):
+        twice = type("Twice", (PoissonRecords,), done | {"monotone": True} if monotone else done)
+        assert twice(rate=0.01, nominal_records=1000).uses(Setting(10, 4), 5, 1) == [(0, share, 5)]
     spares = type("Spares", (PoissonRecords,), {"share": lambda self, records: 0.0 if records < 10 else 10 / records})
     assert spares().uses(Setting(10, 4), 5, 1) == [(0, 1.0, 5)]  # it may be any between the smallest and the largest
+
+
+@pytest.mark.parametrize(
+    ("base", "done"),
+    [
+        (PoissonRecords, {"share": lambda self, records: 0.0 if records < 15 else 10 / records}),
+        (PoissonRecords, {"steps": lambda self, records, epochs: 90 if records == 15 else 1}),
+        (ShuffledRecords, {"steps": lambda self, records, epochs: 90 if records == 15 else 1}),
+    ],
+    ids=["share", "steps", "shuffled"],
+)
+def test_a_range_of_sizes_is_charged_for_the_size_that_costs_most(base, done):
+    """That of 15 records, between 11 and 20, the ends of a range."""
+    sampler = type("Spares", (base,), done)(batch=10)
+    uses = sampler.uses(Setting(10, 4, sizes=(1, 1000), bounds=True), None, 1)
+    _, share, steps = next(use for use in reversed(uses) if use[0] <= 15)
+    ((_, least_share, least_steps),) = sampler.uses(Setting(10, 4, sizes=(15,)), None, 1)
+    assert share >= least_share
+    assert steps >= least_steps
 
 
 @pytest.mark.parametrize("drawn", [[-1, 9], [10], [0.5], [True, False]], ids=str)

@@ -194,7 +194,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         for part in (self.clients, self.records, *self.mechanisms):
-            refuse_inherited(type(part))
+            refuse_inherited(type(part), vars(part))
 
     @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
@@ -268,8 +268,11 @@ class Algorithm:
             raise ConfigError(f"algorithm {self.name}: per_update GradientSum and per_round NoiseShares go together")
         self.per_round.refuse_beside(self.name, self.clients, self.per_update)
         self.per_round.refuse_cohort(cohort := math.ceil(expected))
-        if self.per_update.counts and self.per_round.share(1.0, cohort, t, total) is not None:
-            raise ConfigError(f"algorithm {self.name}: shares of noise cover no count: per_update must not count")
+        if self.per_round.share(1.0, cohort, t, total) is not None:
+            if self.per_update.counts:
+                raise ConfigError(f"algorithm {self.name}: shares of noise cover no count: per_update must not count")
+            if self.per_round.at != "shared":  # in a federation the server would add other noise
+                raise ConfigError(f"algorithm {self.name}: per_round adds shares of noise: set per_round.at=shared")
         self.per_update.update_noise(noise, expected)
 
     def refuse_unheld(self, bound: float, t: int, total: int) -> None:

@@ -26,6 +26,7 @@ from shoal.audit.checks import charged_noise
 from shoal.audit.game import FAR, step_radius, update_radius
 from shoal.audit.one_run_bounds import Count, guesses_of
 from shoal.audit.testbed import Holder, Row, federation, known_noise, one_thread, steps_of, zeroed
+from shoal.mechanisms.sampling import participation
 from shoal.mechanisms.schedules import NO_NOISE
 from shoal.training.round import run_round
 from shoal.training.round_index import RoundIndex
@@ -202,7 +203,7 @@ def _of_clients(broken: Broken, coins: np.ndarray) -> tuple[Array, Array]:
 
 def _turns(record: Algorithm, rounds: int, count: int) -> Array:
     """The rounds that a canary is in, 1 for each, where that is public: all that it may be in."""
-    return record.clients.participation(rounds, count).repeated(np.eye(1, rounds)[0])
+    return participation(record.clients, rounds, count).repeated(np.eye(1, rounds)[0])
 
 
 def decorrelated(turns: Array, noise: Array) -> Array:

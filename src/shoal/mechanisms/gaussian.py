@@ -108,7 +108,8 @@ class Gaussian(RoundNoise):
             return NO_NOISE
         rounding = self.rounding(round.setting.parameters) if round.setting.secure else 0.0
         copies, plan = round.setting.multiplicity if unit == "record" else 1, round.participation
-        if round.clients.separated and round.rate < 1 and copies == 1 and not round.again:
+        # who may come in any round, if not too soon, is more likely to come in some round of a cycle than in one
+        if round.clients.separated and plan.regular and round.rate < 1 and copies == 1 and not round.again:
             return self._once_a_cycle(round, rounding)
         with np.errstate(all="ignore"):  # numbers that a coordinator sent may overflow
             if round.history is None:

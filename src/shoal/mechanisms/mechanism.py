@@ -354,6 +354,7 @@ class RoundNoise(Mechanism, ABC):
         "share": ("event",),
         "fitted": ("event",),
         "for_records": ("event",),
+        "coefficients": ("event",),
         "multiplier": ("noise_schedule",),
     }
     at: Literal["server", "shared"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import fields, is_dataclass
 from typing import ClassVar
 
 
@@ -42,32 +43,36 @@ class Stating:
         refuse_inherited(cls)
 
 
-def refuse_inherited(kind: type[Stating]) -> None:
+def refuse_inherited(kind: type[Stating], own: Container[str] = ()) -> None:
     """Raise a TypeError where a class overrides what is done, and inherits what another states of its cost.
 
-    An algorithm asks again for each of its parts: their classes may have been changed since they were made.
+    An algorithm asks again for each of its parts: their classes may have been changed since they were made, and an
+    instance may override what is done by attributes of its `own`.
     """
-    for method, name, owner in _inherited(kind, kind.states):
+    for method, name, owner in _inherited(kind, "states", own):
         raise TypeError(
             f"{kind.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need not hold "
             f"for it: define '{name}' in {kind.__name__} too ({name} = {owner.__name__}.{name}, if that still holds)"
         )
-    for _, name, _ in _inherited(kind, kind.resets):
+    for _, name, _ in _inherited(kind, "resets"):
         setattr(kind, name, vars(kind.__mro__[_boundary(kind)])[name])
 
 
-def _inherited(kind: type[Stating], decides: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str, type]]:
+def _inherited(kind: type[Stating], rules: str, own: Container[str] = ()) -> Iterator[tuple[str, str, type]]:
     """What the class overrides, the statements that it inherits nevertheless, and the classes that they are of.
 
     These know nothing of classes that they are not derived from; a mixin's statement is of all that follows it.
+    The rules of all classes hold: one that has its own adds them to the others.
     """
     bases, base = kind.__mro__, _boundary(kind)
-    for method, statements in decides.items():
-        for name in statements:
-            place, owner = next((at, each) for at, each in enumerate(bases) if _defines(each, name))
-            others = {*bases[: base if Stating in owner.__mro__ else place]} - {*owner.__mro__}
-            if place != base and any(_defines(each, method) or _defines(each, name) for each in others):
-                yield method, name, owner
+    decides = [rule for each in bases for rule in vars(each).get(rules, {}).items()]
+    for method, name in [(method, name) for method, statements in decides for name in statements]:
+        place, owner = next((at, each) for at, each in enumerate(bases) if _defines(each, name))
+        others = {*bases[: base if Stating in owner.__mro__ else place]} - {*owner.__mro__}
+        known = {each.name for each in fields(owner)} if is_dataclass(owner) else ()
+        overridden = method in own and method not in known
+        if place != base and (overridden or any(_defines(each, method) or _defines(each, name) for each in others)):
+            yield method, name, owner
 
 
 def _defines(kind: type, name: str) -> bool:

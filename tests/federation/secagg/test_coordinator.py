@@ -564,6 +564,26 @@ def test_methods_and_settings_that_do_not_fit_are_refused(tmp_path, name, change
         served(tmp_path, given, with_keys(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"add": lambda self, total, z, bound, *given: total + 3 * z * bound * torch.randn_like(total)},
+        {"share": lambda self, bound, cohort, t, total: 3 * self.multiplier(t, total) * bound},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+def test_noise_that_sites_would_not_draw_is_refused(own):
+    """They draw Gaussian shares of its multiplier, whatever it adds in a simulation, and charges."""
+    config, setting = configure(secure()), Setting(5, 2, sizes=(100,))
+    record, section = config.algorithm, config.federation
+    round_plan.refuse_unfit(record, section, setting, 10)
+    kind = type(record.per_round)
+    other = type("Odd", (kind,), own | {"event": kind.event})(record.per_round.noise_multiplier, at="shared")
+    with pytest.raises(ConfigError, match="of Odd, for which its event is, would not be used"):
+        round_plan.refuse_unfit(replace(record, per_round=other), section, setting, 10)
+    round_plan.refuse_unfit(replace(record, per_round=replace(other, at="server")), section, setting, 10)
+
+
 def told_by_a_site(tmp_path, given, **owner):
     """What the first site says to the terms."""
     grid_ = with_keys(tmp_path)

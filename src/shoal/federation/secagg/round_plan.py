@@ -34,6 +34,7 @@ from shoal.config_sections import FederationSection
 from shoal.errors import ConfigError
 from shoal.federation.secagg.graph import SPARSE_ABOVE, Graph, computed
 from shoal.federation.secagg.masks import MODULUS
+from shoal.mechanisms.gaussian import Gaussian
 from shoal.mechanisms.noise_shares import LEAST_SHARE, default_threshold, refuse_quorum, tau
 from shoal.mechanisms.sampling import LARGEST_BATCH
 from shoal.mechanisms.setting import Setting
@@ -85,6 +86,12 @@ class Plan:
             records, fine, wraps = _batch(algorithm, setting, cohort)
             plan = replace(plan, records=records, fine=fine, wraps=wraps)
         plan.refuse_unsound()
+        own = algorithm.per_round.share(bound, cohort, t, setting.rounds) or 0.0
+        if z and (type(algorithm.per_round).add is not Gaussian.add or own > plan.share * plan.step * (1 + 1e-9)):
+            raise ConfigError(
+                f"under secure aggregation sites draw Gaussian shares of {z:g} x the clip: the `add` or `share` "
+                f"of {type(algorithm.per_round).__name__}, for which its event is, would not be used"
+            )
         return plan
 
     @cached_property

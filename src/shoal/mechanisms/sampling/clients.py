@@ -39,10 +39,13 @@ class Clients(Scheme):
 
     schemes: ClassVar[dict[str, type[Clients]]] = {}
     section: ClassVar[str] = "clients"
-    states: ClassVar[dict[str, tuple[str, ...]]] = {"draw": ("amplified",), "take_part": ("charged", "amplified")}
+    states: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
+        ("draw", "take_part", "secret"), ("charged", "amplified")
+    )
     resets: ClassVar[dict[str, tuple[str, ...]]] = {
         "draw": ("shows", "rate", "known_size", "alike"),
         "take_part": ("shows", "rate", "known_size", "alike"),
+        "secret": ("rate",),
         "expected": ("shows", "known_size", "alike"),
         "rate": ("alike",),
         "amplified": ("alike",),
@@ -124,8 +127,11 @@ class Clients(Scheme):
         return 1
 
     def charged_from(self, t: int, clients: int) -> int:
-        """The first round that someone is charged who was there from round t on."""
-        return t
+        """The first round that someone is charged who was there from round t on.
+
+        A scheme that overrides `charged` and does not define it has the first of all.
+        """
+        return t if type(self).charged is Clients.charged else 0
 
     def charged(
         self, event_at: Callable[[int], Event], t: int, total: int, clients: int, unit: Unit, again: bool
@@ -231,7 +237,7 @@ class PoissonClients(Clients):
 
     def draw(self, generator: np.random.Generator, t: int, total: int, clients: int) -> Indices:
         """Each client independently."""
-        return np.flatnonzero(generator.random(clients) < self.expected(t, total, clients) / clients)
+        return np.flatnonzero(generator.random(clients) < self.rate(t, total, clients))
 
     def rate(self, t: int, total: int, clients: int, copies: int = 1) -> float:
         """The expected cohort size over the number of clients."""

@@ -61,7 +61,9 @@ class Records(Scheme):
     states: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("draw", "drawn", "repeats"), ("event",))
     resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(
         ("draw", "drawn", "repeats"), ("user_event", "varies")
-    )
+    ) | dict.fromkeys(("share", "steps"), ("monotone",))
+    monotone: ClassVar[bool] = False
+    """Do the ends of a range of client sizes cost most, as share and steps only rise, or only fall, with the size?"""
     varies: ClassVar[bool] = True
     """Do batch sizes vary at random?"""
     repeats: ClassVar[bool] = False
@@ -131,7 +133,8 @@ class Records(Scheme):
         """By client size: the share of a client's records that enter a step, and its steps in a round.
 
         The more records a client has, the smaller the share and the more steps it makes. A range of sizes is
-        charged for the greater share, and the more steps, of its ends: exact where the steps are equal.
+        charged for the greater share, and the more steps, of its ends: exact where the steps are equal. Where the
+        scheme is not `monotone`, it is that of all sizes.
 
         Args:
             setting: Its `sizes` may be unknown; the result is then empty unless the steps are known anyway.
@@ -139,10 +142,10 @@ class Records(Scheme):
             epochs: Passes over a client's records, where it is not.
         """
         if not setting.sizes:
-            if steps is None and self.rate is None:
-                return []
+            if self.rate is None or not self.monotone:
+                return [] if steps is None else [(0, 1.0, steps)]
             _, share, steps = self._use(1, MANY, steps, epochs)
-            return [(0, share if self.rate else 1.0, steps)]
+            return [(0, share, steps)]
         found: list[Use] = []
         for least, most in _sizes(setting, self.batch):
             use = self._use(least, most, steps, epochs)
@@ -153,9 +156,13 @@ class Records(Scheme):
         return _few(found, max(setting.sizes))
 
     def _use(self, least: int, most: int, steps: int | None, epochs: int) -> Use:
-        """The greatest share and the most steps of clients of these sizes, by the smallest and the largest."""
-        ends = least, most
-        return least, max(map(self.share, ends)), steps or max(self.steps(size, epochs) for size in ends)
+        """The greatest share and the most steps of clients of these sizes."""
+        sizes = self._decisive(least, most)
+        return least, max(map(self.share, sizes)), steps or max(self.steps(size, epochs) for size in sizes)
+
+    def _decisive(self, least: int, most: int) -> Sequence[int]:
+        """The sizes of a range that decide what is charged for it."""
+        return (least, most) if self.monotone else range(least, most + 1)
 
     def event(self, rate: float, noise: float, uses: list[Use]) -> Stated:
         """What one record is charged at worst, and the uses from which that is taken.
@@ -178,6 +185,7 @@ class PoissonRecords(Records):
     """Each record independently with probability batch/n, or `rate`."""
 
     sampling: str = "poisson"
+    monotone: ClassVar[bool] = True
 
     def _refuse_rate(self, rate: float, records: int) -> None:
         if not 1 / MOST_STEPS <= rate <= 1:
@@ -245,6 +253,7 @@ class RecordsWithReplacement(Records):
     """`batch` draws from a client's records."""
 
     sampling: str = "with-replacement"
+    monotone: ClassVar[bool] = True
     varies: ClassVar[bool] = False
     repeats: ClassVar[bool] = True
 
@@ -265,6 +274,7 @@ class ShuffledRecords(Records):
     """A new order every epoch, cut into batches, of which the last may be smaller: nothing is amplified."""
 
     sampling: str = "shuffled"
+    monotone: ClassVar[bool] = True
     varies: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
 
@@ -280,7 +290,10 @@ class ShuffledRecords(Records):
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """How often a client uses a record, by the client's size."""
-        sizes = {size for ends in _sizes(setting, self.batch) for size in ends} if setting.sizes else {1, self.batch}
+        if not setting.sizes and not self.monotone:
+            return super().uses(setting, steps, epochs)
+        ranges = _sizes(setting, self.batch) if setting.sizes else ((1, self.batch),)
+        sizes = {size for least, most in ranges for size in self._decisive(least, most)}
         in_a_pass = {size: min(math.ceil(size / self.batch), self.steps(size, 1)) for size in sorted(sizes)}
         return [(size, 1 / some, steps or self.steps(size, epochs)) for size, some in in_a_pass.items()]
 
