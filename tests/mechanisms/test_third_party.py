@@ -18,7 +18,7 @@ from torch import nn
 from shoal.accounting.events import BySize, Compose, Gaussian, Sampled, TwoLevel, Unbounded
 from shoal.accounting.leaves import by_size
 from shoal.accounting.theorems import IN_SIGHT
-from shoal.algorithms import algorithm
+from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.charges import AS_ONE_RECORD, PAIRS, event, proves
 from shoal.attacks.observe import Victims, observe
 from shoal.audit.broken import VARIANTS, whole
@@ -602,6 +602,28 @@ def test_rounds_differ_whatever_the_name_of_the_setting_that_changes(changed):
     record = replace(UPDATES, **changed)
     assert record.different_rounds(10) == range(10)
     assert record.extreme_rounds(10) == [0, 9]
+
+
+@dataclass(frozen=True)
+class Unscheduled(GaussianNoise):
+    """Half of the noise in odd rounds, which no schedule says."""
+
+    def add(self, total, z, bound, state, generator):
+        state["rounds"] = state.get("rounds", 0) + 1
+        return super().add(total, z if state["rounds"] % 2 else z / 2, bound, state, generator)
+
+    def event(self, round, unit, observer):
+        return Gaussian(self.multiplier(round.t, round.setting.rounds) / (1 + round.t % 2))
+
+
+def test_rounds_differ_where_a_mechanism_has_its_own_cost():
+    """Else a site would charge rounds in which it was not asked as the first."""
+    record = replace(UPDATES, per_round=Unscheduled(2.0))
+    assert UPDATES.different_rounds(10) == range(1)
+    assert record.different_rounds(10) == range(10)
+    assert all(algorithm(name).alike for name in algorithms())
+    stated = type("Stated", (Unscheduled,), {"alike": True})
+    assert replace(record, per_round=stated(2.0)).different_rounds(10) == range(1)
 
 
 @pytest.mark.slow

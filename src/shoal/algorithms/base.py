@@ -332,10 +332,16 @@ class Algorithm:
         found = [schedule for mechanism in self.mechanisms for schedule in mechanism.schedules()]
         return (parse(self.clients.cohort), parse(self.local.lr), *found)
 
+    @property
+    def alike(self) -> bool:
+        """Do rounds with equal schedules cost the same?"""
+        noisy = (self.per_step, self.per_update, self.per_round)
+        return self.clients.alike and all(each is None or each.alike for each in noisy)
+
     def different_rounds(self, total: int) -> range:
         """The first round, where all are alike; else all, as where each has its own price (participation.price)."""
         constant = all(schedule.shape == "constant" for schedule in self.schedules)
-        alike = self.clients.alike and not self.priced and constant
+        alike = self.alike and not self.priced and constant
         return range(min(total, 1) if alike else total)
 
     def extreme_rounds(self, total: int) -> list[int]:

@@ -310,7 +310,7 @@ class SiteLedger:
 
         def planned(t: int) -> Event:
             (charge,) = (each for each in self._charged(t, asked=True) if _of(each, self._pair))
-            if not algorithm.clients.alike and _hidden(charge):
+            if not algorithm.alike and _hidden(charge):
                 return charge.event
             rate = 1.0 if _hidden(charge) else algorithm.clients.rate(t, setting.rounds, setting.clients)
             if algorithm.priced:
@@ -412,7 +412,7 @@ def _extremes(algorithm: Algorithm, rounds: range, setting: Setting) -> Iterable
         return rounds[:1]
     changing = {schedule for schedule in algorithm.schedules[1:] if schedule.shape != "constant"}  # but the cohort's
     twice = algorithm.per_step is not None and algorithm.per_update is not None
-    if len(changing) > 1 or not clients.alike or twice:
+    if len(changing) > 1 or not algorithm.alike or twice:
         return rounds
     alike: dict[tuple[float, float], list[int]] = {}
     for t in rounds:

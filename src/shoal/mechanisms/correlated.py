@@ -61,6 +61,7 @@ class Correlated(Gaussian):
     buffers: int = 3
     numbers: tuple[float, ...] = ()
 
+    alike: ClassVar[bool] = True
     correlated: ClassVar[bool] = True
     _participation: ClassVar[Participation] = Participation(1)  # set by `fitted`
 

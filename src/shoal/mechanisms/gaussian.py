@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,7 @@ class Gaussian(RoundNoise):
 
     noise_multiplier: str | float = 1.0
     at: Literal["server", "shared"] = field(default="server", kw_only=True)
+    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(parse(self.noise_multiplier).values(100)) < 0:
@@ -176,6 +177,7 @@ class StepNoise(StepMechanism):
 
     noise_multiplier: str | float = 1.0
     placement: Literal["dp-sgd", "per-record", "algorithm1"] = "dp-sgd"
+    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if min(parse(self.noise_multiplier).values(100)) < 0:

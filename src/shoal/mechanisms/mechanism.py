@@ -187,6 +187,9 @@ class StepMechanism(Mechanism, ABC):
 
     section: ClassVar[str] = "per_step"
     states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",), "multiplier": ("noise_schedule",)}
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    alike: ClassVar[bool] = False
+    """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
 
     @abstractmethod
     def noise_schedule(self) -> Schedule:
@@ -236,6 +239,9 @@ class UpdateMechanism(Mechanism, ABC):
         "sums_gradients": ("unproven",),
         "multiplier": ("noise_schedule",),
     }
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    alike: ClassVar[bool] = False
+    """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
     needs_cohort_norms: ClassVar[bool] = False
     """Does the bound depend on the whole cohort's norms?"""
     unproven: ClassVar[str | None] = UNCLIPPED
@@ -357,6 +363,9 @@ class RoundNoise(Mechanism, ABC):
         "coefficients": ("event",),
         "multiplier": ("noise_schedule",),
     }
+    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    alike: ClassVar[bool] = False
+    """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
     at: Literal["server", "shared"]
     """Who adds it: the server, or the clients, each a share, under secure aggregation."""
     correlated: ClassVar[bool] = False

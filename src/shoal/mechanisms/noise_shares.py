@@ -58,6 +58,7 @@ class GradientSum(UpdateMechanism):
     """
 
     bits: int = 14
+    alike: ClassVar[bool] = True
     unproven: ClassVar[str | None] = None
     sums_gradients: ClassVar[bool] = True
 
@@ -88,6 +89,7 @@ class NoiseShares(Gaussian):
     threshold: int | None = None
     colluding: int = 1
     at: Literal["shared"] = field(default="shared", kw_only=True)
+    alike: ClassVar[bool] = True
     for_records: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ given the noisy gradient and the noisy change of the loss, all that follows is p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from shoal.accounting.events import Compose, Event, TwoLevel, Unbounded
 from shoal.accounting.theorems import Observer, Unit
@@ -45,6 +45,7 @@ class SelectiveRelease(StepNoise):
     test_noise_multiplier: float = 1.0
     threshold: float = -1.0
     updates: int | None = None
+    alike: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,6 +29,7 @@ class Prune(UpdateMechanism):
 
     share: float = 0.3
 
+    alike: ClassVar[bool] = True
     unproven: ClassVar[str | None] = "pruning adds no noise: what is left of an update is exact"
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class RandomNoise(UpdateMechanism):
 
     scale: float = 0.01
 
+    alike: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ class Select(UpdateMechanism):
     noise_multiplier: float = 0.0
 
     draws_noise: ClassVar[bool] = True
+    alike: ClassVar[bool] = True
     unproven: ClassVar[str | None] = "which coordinates are sent depends on the data, without noise"
 
     def __post_init__(self) -> None:

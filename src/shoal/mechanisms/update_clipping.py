@@ -60,6 +60,7 @@ class Clipping(UpdateMechanism):
     To write your own, implement `bound` and, where it does not scale the whole update by one factor, `clipped`.
     """
 
+    alike: ClassVar[bool] = True
     unproven: ClassVar[str | None] = None
 
     @abstractmethod
@@ -232,6 +233,7 @@ class NoisyClip(Clip):
 
     noise_multiplier: str | float = 1.0
     at: Literal["server", "client"] = "server"
+    alike: ClassVar[bool] = True
     draws_noise: ClassVar[bool] = True
     unproven: ClassVar[str | None] = None
 
