@@ -210,7 +210,7 @@ class Site:
             raise Refused(FOLDER_LOST)
 
     def _refuse_old(self, terms: Terms, message: Payload) -> None:
-        """Refuse to go on where the coordinator has an answer of this site to a round that its folder does not have."""
+        """Refuse to go on where the coordinator has an answer of this site to a round that its folder lacks."""
         answered = message.number("answered") if "answered" in message.values else 0
         first = terms.settings.algorithm.clients.charged_from(answered, terms.setting.clients)
         last = Progress.read(self.owner.folder)
