@@ -52,7 +52,7 @@ def federation(request, tmp_path_factory):
 
 
 class World:
-    """A coordinator, the site, and `drawable`: the rounds in which the site could be drawn, and if they were again."""
+    """A coordinator, the site, and `drawable`: the rounds in which it could be drawn, and if they were run again."""
 
     def __init__(self, chance, folder, federation):
         self.chance, self.folder = chance, folder

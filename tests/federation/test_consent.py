@@ -265,7 +265,7 @@ def test_an_end_charges_all_repeats_that_the_budget_pays_for(replies, tmp_path):
 def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_budget_pays_for(
     replies, tmp_path, said
 ):
-    """Epsilon 3.5 pays for one round, 4.5 for two: the site is restarted with these, and may have been drawn before."""
+    """Epsilon 3.5 pays for one round, 4.5 for two: the site, restarted with these, may have been drawn before."""
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
