@@ -123,8 +123,8 @@ def prove_again(results: Path, progress: Progress) -> tuple[int, int, int]:
     """Rewrite the claims in a results file as this version proves them.
 
     Returns:
-        How many lines have other claims now, how many keep theirs because they do not hold the noise of their run, and
-        how many because they are of no cell of a table, or of one whose settings were others.
+        How many lines have other claims now, how many keep theirs because they do not hold the noise of their run,
+        and how many because they are of no cell of a table, or of one whose settings were others.
 
     Raises:
         RunError: A line is malformed; the file stays as it is.

@@ -97,7 +97,7 @@ class Run:
         if "calibrated" in line and line["calibrated"].keys() != _noises(to_dict(config)).keys():
             return line
         charged = tuple((first, last) for first, last in line.get("charged", [[1, line["rounds"]]]))
-        within = 1 <= line["rounds"] and all(1 <= first <= last <= config.rounds for first, last in charged)
+        within = line["rounds"] >= 1 and all(1 <= first <= last <= config.rounds for first, last in charged)
         if not within or line["rounds"] > len({t for first, last in charged for t in range(first, last + 1)}):
             raise ValueError(f"its {line['rounds']} rounds cannot have been charged as {list(map(list, charged))}")
         found = planned_claims(config.algorithm, setting, charged, limit_of(config).delta)
