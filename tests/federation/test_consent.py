@@ -261,6 +261,27 @@ def test_an_end_charges_all_repeats_that_the_budget_pays_for(replies, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("said", [{"round": 3}, {"round": 1, "repeats": 2}])
+def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_budget_pays_for(
+    replies, tmp_path, said
+):
+    """Epsilon 3.5 pays for one round, 4.5 for two: the site, restarted with these, may have been drawn before."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.answer(ROUND, message)
+    site.close()
+    site = Site(replace(site.owner, requirements=Requirements(epsilon=3.5)))
+    assert "refused" in site.answer(END, Payload(end_of(message, **said))).values, "not even one round is left"
+    site.close()
+    site = Site(replace(site.owner, requirements=Requirements(epsilon=4.5)))
+    assert "refused" not in site.answer(END, Payload(end_of(message, **said))).values
+    answer = site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
+    assert "owner's 4.5" in answer.values["refused"], "and nothing more leaves the site"
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
+@pytest.mark.slow
 def test_repeats_are_charged_by_an_end_that_says_too_few_rounds(replies, tmp_path):
     """A line without charges would make nothing of the whole ledger."""
     site, terms, message = replies

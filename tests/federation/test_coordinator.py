@@ -114,7 +114,7 @@ def test_nothing_but_the_boundary_values_is_on_the_wire(federation, name):
     extras |= {"share"} if hasattr(record.per_record, "count_noise_multiplier") else set()
     kept = {}
     for (_, _, message), (_, answer) in zip(messages, answers, strict=True):
-        assert set(message.values) - {"clip"} == NAMED
+        assert set(message.values) - {"clip", "answered"} == NAMED
         assert set(message.vectors) == {"model"}
         assert set(answer.values) == NAMED | extras
         assert set(answer.vectors) == {"update"}

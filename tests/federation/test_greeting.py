@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import FOLDER_LOST, ROUND, TERMS, Terms
+from shoal.federation.terms import FOLDER_LOST, FOLDER_OLD, ROUND, TERMS, Terms
 from support.federations import BAD, asked, curator, full_cohort, in_rounds, served
 from support.loopback import Loopback, Peer, with_sites
 
@@ -113,6 +114,38 @@ def test_a_site_that_lost_its_folder_takes_no_further_part(tmp_path, aggregation
     answers = [payload.values.get("refused") for *about, payload in grid.wire if about == ["from", BAD, TERMS]]
     assert answers == [None, FOLDER_LOST]
     assert not (tmp_path / "new" / "ledger.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", [BAD, 104])
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_site_whose_folder_is_from_within_the_run_takes_no_further_part(tmp_path, node, aggregation):
+    """Of what it answered since then, its ledger would never charge what the server saw; it may be a new `node`."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]
+    names = {key_identity(public_pem(key.public_key())): f"site-{number:02}" for number, key in enumerate(keys)}
+
+    def started(number):
+        folder = tmp_path / f"site-{number}"
+        return Site(Owner(f"site-{number:02}", folder, reader("digits", part=number), key=keys[number]))
+
+    grid = Keyed({100 + number: started(number) for number in range(4)})
+    folder, copy = tmp_path / "site-1", tmp_path / "copy"
+
+    def restore(line):
+        if line["round"] == 1:
+            shutil.copytree(folder, copy)
+        if line["round"] == 2:
+            grid.sites.pop(BAD).close()
+            shutil.rmtree(folder)
+            shutil.copytree(copy, folder)
+            grid.sites[node] = started(1)
+
+    given = full_cohort() | {"rounds": 4, "federation.aggregation": aggregation}
+    result, _ = served(tmp_path, given, grid, on_round=restore, names=names)
+    assert clients(result) == [4, 4, 3, 3]
+    answers = [payload.values.get("refused") for way, who, _, payload in grid.wire if (way, who) == ("from", node)]
+    assert FOLDER_OLD in answers
+    assert (folder / "ledger.jsonl").read_text() == (copy / "ledger.jsonl").read_text()
 
 
 def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path):

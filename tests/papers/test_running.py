@@ -369,17 +369,43 @@ def test_claims_of_an_earlier_version_are_proven_again(tmp_path):
         calibrated | {"calibrated": noise},
         {key: value for key, value in calibrated.items() if key != "calibrated"} | {"proven": []},
         calibrated | {"calibrated": {}},  # by a version that called the noise otherwise
+        calibrated | {"calibrated": {"rounds": 8}},
         curator
         | {"proven": [[unit, who, epsilon and 2 * epsilon, why] for unit, who, epsilon, why in curator["proven"]]},
         unknown,
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in earlier))
-    assert running.prove_again(path, nobody) == (2, 2)
+    assert running.prove_again(path, nobody) == (2, 3, 1)
     again = read_lines(path)
     assert again[0] == curator
     (before, now) = (line["proven"][0][2] for line in (calibrated, again[1]))
     assert before <= 8 < now
     assert again[2:] == earlier[2:]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rounds": 0}, "its 0 rounds cannot have been charged as"),
+        ({"rounds": 10**9}, "its 1000000000 rounds cannot"),
+        ({"rounds": "5"}, "not supported"),
+        ({"charged": []}, r"its 5 rounds cannot have been charged as \[\]"),
+        ({"charged": [[1, 4]]}, "its 5 rounds cannot"),
+        ({"charged": [[1, 5], [6, 6]]}, "its 5 rounds cannot"),
+        ({"proven": None}, "not iterable"),
+        ({"proven": [["client", "release", 0.1]]}, "not enough values"),
+        ({"seed": None}, "seed cannot be None"),
+    ],
+)
+def test_no_claim_is_made_of_a_malformed_line(tmp_path, wrong, words):
+    path = tmp_path / "found.jsonl"
+    (cell,) = chosen(table("alphacdp-table6"), "^Fed-SDP/Adult$")
+    line = {"cell": cell.name, "key": cell.work.key(True), "seed": 0, "quick": True, "rounds": 5, "proven": []}
+    written = json.dumps(line) + "\n" + json.dumps(line | wrong) + "\n"
+    path.write_text(written)
+    with pytest.raises(RunError, match=rf"line 2 of .*found.jsonl is malformed: .*{words}.*; correct or remove it"):
+        running.prove_again(path, nobody)
+    assert path.read_text() == written
 
 
 def test_rounds_that_were_repeated_are_proven_again(tmp_path):
@@ -420,9 +446,9 @@ def test_lines_that_are_measured_while_others_are_proven_are_kept(tmp_path):
             with path.open("a") as file:
                 file.write(json.dumps(later) + "\n")
 
-    assert running.prove_again(path, meanwhile) == (0, 0)
+    assert running.prove_again(path, meanwhile) == (0, 0, 0)
     assert read_lines(path) == [line, later]
-    assert running.prove_again(path, nobody) == (0, 0)
+    assert running.prove_again(path, nobody) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["thesis-table4.4", "thesis-table4.5", "pfl-table2", "alphacdp-table5"])

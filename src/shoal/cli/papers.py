@@ -134,10 +134,13 @@ def prove_command(
         lines = len(read_lines(path))
         progress, update = _progress(console, lines)
         with progress:
-            changed, unknown = prove_again(path, update)
+            changed, unknown, foreign = prove_again(path, update)
         console.print(f"{escape(str(path))}: {changed} of {lines} lines have other claims now", highlight=False)
         if unknown:
             console.print(f"{unknown} lines do not hold the noise of their run: their claims stay", highlight=False)
+        if foreign:
+            words = "lines are of no cell of a table, or of one with other settings: their claims stay"
+            console.print(f"{foreign} {words}", highlight=False)
 
 
 def _progress(console: Console, total: int) -> tuple[Progress, Callable[[str, int, float], None]]:

@@ -270,7 +270,10 @@ class RemoteCohort(Cohort):
             number, node = member.number, member.node
             if number is not None and node is not None and number in messages:
                 request = Request(self._terms.run, self._terms.digest, number, index, kind)
-                outgoing[node] = Payload({**request.names, **messages[number].values}, messages[number].vectors)
+                known = {"answered": member.answered} if kind == ROUND and member.answered else {}
+                outgoing[node] = Payload(
+                    {**request.names, **messages[number].values, **known}, messages[number].vectors
+                )
                 requests[node] = request, member
         sent = self._transport.send(outgoing, kind, self.section.deadline + SPARE)
         waiting = {message: requests[node] for message, node in sent.items()}
@@ -336,6 +339,8 @@ class RemoteCohort(Cohort):
                     member.agreed = False
                     self._greet_later(reply.node)
                 return
+            if request.kind == ROUND:
+                member.answered = max(member.answered, request.index.t + 1)
             take(request, reply.payload)
             replies.sites.add((member.name, member.node))
             if request.kind == ROUND:
@@ -420,8 +425,14 @@ class RemoteCohort(Cohort):
                 facts: dict[str, Value] = {"charged": self._furthest} if self._furthest > self._begun else {}
                 if self._furthest and self._roster.may_have_been_asked(identity, self._names.get(identity)):
                     facts["member"] = 1
+                facts |= self._answered_by(identity)
                 messages[node] = Payload({"terms": self._terms.text, "round": self._begun, **facts, **self._repeated})
         self._terms_sent |= self._transport.send(messages, TERMS, JOINING)
+
+    def _answered_by(self, identity: str) -> dict[str, Value]:
+        """The last round that a site answered: it knows less where its folder is an older copy."""
+        answered = self._roster.answered(identity, self._names.get(identity))
+        return {"answered": answered} if answered else {}
 
     def _dismiss(self, connected: dict[int, str]) -> None:
         """Notify dropped sites that the run is over for them."""
@@ -508,7 +519,11 @@ class RemoteCohort(Cohort):
             self._identities |= connected
             places = {key for key, member in self._roster.members.items() if member.number is not None}
             left = connected.keys() - notified - self._dismissed
-            messages = {node: Payload(values | {"member": int(connected[node] in places)}) for node in left}
+            messages = {
+                node: Payload(values | {"member": int(key in places)} | self._answered_by(key))
+                for node, key in connected.items()
+                if node in left
+            }
             notified |= set(messages)
             waiting |= self._transport.send(messages, END, SPARE)
             for reply in self._transport.replies():

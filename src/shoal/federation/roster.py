@@ -24,7 +24,8 @@ class Member:
     """A site that has agreed at least once, or that an operator has dropped.
 
     `node` is its current Flower node, None while disconnected. `head` is the head of its own ledger at the run's end.
-    `had_number`: it had one before it was dropped, so it may have been asked for rounds.
+    `had_number`: it had one before it was dropped, so it may have been asked for rounds. `answered`: the last round
+    (from 1) that it answered since the coordinator started; not saved, as sampling must hide it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Member:
     dropped: bool = False
     had_number: bool = False
     head: str = ""
+    answered: int = 0
 
 
 class Roster:
@@ -68,8 +70,15 @@ class Roster:
 
     def may_have_been_asked(self, identity: str, name: str | None) -> bool:
         """Whether a site may have been asked for a round, with this key or, if its name is known, an earlier one."""
-        known = [each for key, each in self.members.items() if key == identity or each.name == name]
-        return any(each.had_number or each.number is not None for each in known)
+        return any(each.had_number or each.number is not None for each in self._known(identity, name))
+
+    def answered(self, identity: str, name: str | None) -> int:
+        """The last round (from 1) that a site answered since the coordinator started; 0 where there is none."""
+        return max((each.answered for each in self._known(identity, name)), default=0)
+
+    def _known(self, identity: str, name: str | None) -> list[Member]:
+        """The entries of a site, by its key or, if its name is known, an earlier one."""
+        return [each for key, each in self.members.items() if key == identity or each.name == name]
 
     def _replaced(self, name: str | None) -> str | None:
         """The key by which the site of this name is listed."""
@@ -99,7 +108,7 @@ class Roster:
         """Let a dropped site join again."""
         if identity in self.members and self.members[identity].dropped:
             member = self.members[identity]
-            self.members[identity] = Member(member.name, had_number=member.had_number)
+            self.members[identity] = Member(member.name, had_number=member.had_number, answered=member.answered)
             self.save()
 
     def assign_numbers(self) -> None:
@@ -154,5 +163,7 @@ class Roster:
         self._write(self.members)
 
     def _write(self, members: Mapping[str, Member]) -> None:
-        kept = {key: asdict(member) | {"node": None, "agreed": False} for key, member in members.items()}
+        kept = {
+            key: asdict(member) | {"node": None, "agreed": False, "answered": 0} for key, member in members.items()
+        }
         write_whole(self._path, json.dumps({release.KEY: release.SITES, **kept}, indent=1).encode())

@@ -31,11 +31,12 @@ from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
-from shoal.federation.site_progress import PROGRESS, Progress, ReportedRepeats
+from shoal.federation.site_progress import CHANGED, PROGRESS, Progress, ReportedRepeats
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import (
     END,
     FOLDER_LOST,
+    FOLDER_OLD,
     OLDER_COPY,
     ROUND,
     TERMS,
@@ -147,7 +148,7 @@ class Site:
 
     def _agree(self, message: Payload) -> Payload:
         """Check the terms against the data, the model and the owner's requirements."""
-        message.require({"terms", "round", *({"charged", "repeats", "member"} & set(message.values))}, {})
+        message.require({"terms", "round", *({"charged", "repeats", "member", "answered"} & set(message.values))}, {})
         terms = Terms.read(message.text("terms"), self.owner.plugins)
         first = message.number("round")
         charged = message.number("charged") if "charged" in message.values else first
@@ -162,6 +163,7 @@ class Site:
         new = Progress.read(self.owner.folder).terms != terms.digest
         if new and "member" in message.values and message.number("member"):
             self._refuse_lost(terms)
+        self._refuse_old(terms, message)
         if new:  # progress.json may be gone, which the ledger shows
             self._terms = None
         if self._terms is None:
@@ -182,8 +184,10 @@ class Site:
         # of rounds that were run again in its absence, a site does not know which they were
         reported = ReportedRepeats(said + planned, first if planned and said == before else 0, charged)
         progress = replace(progress, repeats=before, reported_repeats=reported)
-        affordable = self._ledger.affordable_repeats(progress.rerun(), reported.repeats - before)
-        self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + affordable)))
+        progress = self._keep(progress)
+        if progress.requirements != CHANGED:  # else they may have been run while there were others
+            affordable = self._ledger.affordable_repeats(progress.rerun(), reported.repeats - before)
+            self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + affordable)))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
@@ -204,6 +208,14 @@ class Site:
         charged = Record.read(path)[1].charged if path.exists() else []
         if not any(intent.run == terms.run[:LONGEST_NAME] for intent in charged):
             raise Refused(FOLDER_LOST)
+
+    def _refuse_old(self, terms: Terms, message: Payload) -> None:
+        """Refuse to go on where the coordinator has an answer of this site to a round that its folder lacks."""
+        answered = message.number("answered") if "answered" in message.values else 0
+        first = terms.settings.algorithm.clients.charged_from(answered, terms.setting.clients)
+        last = Progress.read(self.owner.folder)
+        if last.terms == terms.digest and first > last.furthest:
+            raise Refused(FOLDER_OLD)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
         self.owner.bounds.refuse(terms)
@@ -314,9 +326,14 @@ class Site:
             self.owner.bounds.refuse_hour(self.owner.clock())
         index, number = self._round_index(message, terms)
         message.require(
-            {*REPEATED, *({"clip", "repeats"} & set(message.values)), *(self._secure.fields if self._secure else ())},
+            {
+                *REPEATED,
+                *({"clip", "repeats", "answered"} & set(message.values)),
+                *(self._secure.fields if self._secure else ()),
+            },
             {"model": terms.parameters},
         )
+        self._refuse_old(terms, message)
         assert self._cohort is not None
         cohort = replace(self._cohort, client_data=replace(self._cohort.client_data, first=number))
         if terms.seed is None:
@@ -361,16 +378,23 @@ class Site:
     def _finish(self, message: Payload) -> Payload:
         """End the run, and charge the rounds since the last one that this site was asked for.
 
-        Rounds that exceed the owner's budget are not charged: the site would have refused them.
+        Rounds that exceed the owner's budget are not charged: the site would have refused them. All are, where the
+        owner's requirements changed in the run: it may have been sampled while there were others.
         """
         self.ended = message.text("why")
-        message.require({"run", "terms", "why", "round", *({"repeats", "member"} & set(message.values))}, {})
+        message.require(
+            {"run", "terms", "why", "round", *({"repeats", "member", "answered"} & set(message.values))}, {}
+        )
         terms = self._agreed(message)
+        self._refuse_old(terms, message)
         done = min(message.number("round"), terms.setting.rounds)
         place = "member" in message.values and message.number("member")  # else it was asked for nothing since
         if Progress.read(self.owner.folder).ended and not place:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
-        progress = self._progress(terms, done)
+        progress = self._keep(self._progress(terms, done))
+        if progress.requirements == CHANGED:
+            self._open(terms, Requirements()).records = progress.records
+            self._terms = None  # the next message is held to the owner's
         count, furthest = done - progress.next, progress.furthest
         while count > 0:
             rounds = range(progress.next, progress.next + count)
@@ -485,8 +509,9 @@ class Site:
         return Progress.read(self.owner.folder).of(terms, first)
 
     def _keep(self, progress: Progress) -> Progress:
-        furthest = max(progress.furthest, progress.next)
-        progress = replace(progress, records=self._records, furthest=furthest)
+        furthest, required = max(progress.furthest, progress.next), str(replace(self.owner.requirements, sources={}))
+        required = required if progress.requirements in (None, required) else CHANGED
+        progress = replace(progress, records=self._records, furthest=furthest, requirements=required)
         progress.write(self.owner.folder, self._ledger.head)
         return progress
 

@@ -13,6 +13,7 @@ from shoal.federation.terms import Terms
 from shoal.files import write_whole
 
 PROGRESS = "progress.json"
+CHANGED = "changed"
 
 
 class ReportedRepeats(NamedTuple):
@@ -42,6 +43,7 @@ class Progress:
         reported_repeats: What the coordinator said of them when it last sent the terms, less what `next` covers.
         answered: The rounds that the site answered, each as often as it did; with correlated noise only.
         answered_before: The same of other runs, by their terms: a coordinator may go on with one, with its old noise.
+        requirements: The owner's, as long as they are the same in all of the run; CHANGED where they are not.
         ledger: The hash of the ledger's last line.
     """
 
@@ -56,6 +58,7 @@ class Progress:
     reported_repeats: ReportedRepeats = field(default_factory=ReportedRepeats)
     answered: tuple[int, ...] = ()
     answered_before: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    requirements: str | None = None
     ledger: str | None = None
 
     @classmethod

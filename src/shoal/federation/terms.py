@@ -42,6 +42,11 @@ FOLDER_LOST = (
     "Restore the folder as it was last, or take part in the next run"
 )
 """The refusal of a site that lost its folder, or had it restored from before it agreed to the run."""
+FOLDER_OLD = (
+    "this site has answered rounds of this run that its folder does not have: it is an older copy, and these rounds "
+    "would never be counted. Restore the folder as it was last, or take part in the next run"
+)
+"""The refusal of a site that had its folder restored from within the run."""
 
 
 @dataclass(frozen=True)

@@ -119,24 +119,33 @@ def plan(cells: Iterable[Cell], seeds: int, quick: bool, lines: Iterable[Line]) 
     return list(todo.values())
 
 
-def prove_again(results: Path, progress: Progress) -> tuple[int, int]:
+def prove_again(results: Path, progress: Progress) -> tuple[int, int, int]:
     """Rewrite the claims in a results file as this version proves them.
 
-    Lines of cells that no table has any more stay as they are.
-
     Returns:
-        How many lines have other claims now, and how many stay because they do not hold the noise of their run.
+        How many lines have other claims now, how many keep theirs because they do not hold the noise of their run,
+        and how many because they are of no cell of a table, or of one whose settings were others.
+
+    Raises:
+        RunError: A line is malformed; the file stays as it is.
     """
     cells = [cell for table in tables().values() for cell in table.cells]
     works = {(cell.work.key(quick), quick): cell.work for cell in cells for quick in (False, True)}
-    lines, changed, unknown = read_lines(results), 0, 0
+    lines, changed, unknown, foreign = read_lines(results), 0, 0, 0
     for number, line in enumerate(lines):
         work = works.get((line.get("key", ""), line.get("quick", False)))
-        if isinstance(work, Run) and "proven" in line:
-            progress(line.get("cell", ""), number, number)
+        if "proven" not in line:
+            continue
+        if not isinstance(work, Run):
+            foreign += 1
+            continue
+        progress(line.get("cell", ""), number, number)
+        try:
             lines[number] = work.proven_again(line)
-            changed += lines[number] != line
-            unknown += lines[number] is line
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            raise RunError(f"line {number + 1} of {results} is malformed: {error}; correct or remove it") from None
+        changed += lines[number] != line
+        unknown += lines[number] is line
     lines += read_lines(results)[len(lines) :]  # measured in the meantime
     try:
         with atomic(results) as file:
@@ -144,7 +153,7 @@ def prove_again(results: Path, progress: Progress) -> tuple[int, int]:
     except OSError as error:
         raise RunError(f"results file {results} cannot be written: {error.strerror}; {fix_of(error)}") from None
     progress("", len(lines), len(lines))
-    return changed, unknown
+    return changed, unknown, foreign
 
 
 def play(

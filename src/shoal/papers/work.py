@@ -80,8 +80,11 @@ class Run:
 
         Never less than the line says, which may count rounds that were repeated before lines held those. A line from
         before lines held the noise that was calibrated stays as it is.
+
+        Raises:
+            ValueError: Its charged rounds cannot be those of this run.
         """
-        from shoal.config import configure
+        from shoal.config import configure, to_dict
         from shoal.prepare import limit_of, planned
         from shoal.training.budget import planned_claims
 
@@ -91,7 +94,12 @@ class Run:
                 return line
             given |= {"budget.calibrate": False} | line["calibrated"]
         config, setting = planned(configure(given), data)
+        if "calibrated" in line and line["calibrated"].keys() != _noises(to_dict(config)).keys():
+            return line
         charged = tuple((first, last) for first, last in line.get("charged", [[1, line["rounds"]]]))
+        within = line["rounds"] >= 1 and all(1 <= first <= last <= config.rounds for first, last in charged)
+        if not within or line["rounds"] > len({t for first, last in charged for t in range(first, last + 1)}):
+            raise ValueError(f"its {line['rounds']} rounds cannot have been charged as {list(map(list, charged))}")
         found = planned_claims(config.algorithm, setting, charged, limit_of(config).delta)
         again = _claims([claim.to_json() for claim in found])
         said = {(unit, who): epsilon for unit, who, epsilon, _ in line["proven"]}
@@ -158,7 +166,14 @@ def _noise(run: Path) -> dict[str, Any]:
     """The noise that was calibrated, as the configuration of a run states it."""
     from shoal.config import read_toml
 
-    return {key: value for key, value in read_toml(run / "config.toml").items() if key.endswith(".noise_multiplier")}
+    return _noises(read_toml(run / "config.toml"))
+
+
+def _noises(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The noise multipliers of a configuration."""
+    from shoal.toml_text import flat
+
+    return {key: value for key, value in flat(config).items() if key.endswith(".noise_multiplier")}
 
 
 def _short(value: float | None) -> float | None:

@@ -439,7 +439,7 @@ def test_a_large_cohort_shares_with_neighbours_and_says_what_that_risks(tmp_path
     said = [line for line in told if "each site shares with 2 others" in line and "added to delta" in line]
     assert len(said) == 2, "the coordinator's log, and the site's"
     sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "to"}
-    assert set(sent[ROUND].values) - NAMED == {"sealed", "commitments", "dealers"}
+    assert set(sent[ROUND].values) - NAMED == {"answered", "sealed", "commitments", "dealers"}
     assert set(sent[UNMASK].values) - NAMED == {"signatures", "agreements"}
     sent = {kind: payload for to, _, kind, payload in grid_.wire if to == "from"}
     assert set(sent[ROUND].values) - NAMED == {"signature"}
