@@ -1,5 +1,6 @@
 """The pages in docs/results: their tables are those that the kept files give, their sentences stay."""
 
+import re
 import shutil
 
 import pytest
@@ -47,6 +48,18 @@ def test_every_table_stands_on_a_page_with_a_sentence_in_short():
     numbered = {name for name in tables() if "table" in name}
     assert numbered <= shown
     assert numbered <= {name for name, _ in SHORT.findall(text)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_figures_that_a_table_is_quoted_with_are_in_it(name):
+    """A sentence is written by hand, and stays when more seeds are run."""
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    for shown, short in SHORT.findall(text):
+        rows = text[text.index(f"<!-- compare {shown} -->") : text.index(short)]
+        figures = [float(figure) for figure in re.findall(r"\d+\.\d+", rows)]
+        for quoted in re.findall(r"(?<![\d.])0\.\d\d+", short):
+            half = 0.5000001 * 10.0 ** (2 - len(quoted))
+            assert any(abs(figure - float(quoted)) <= half for figure in figures), (shown, quoted)
 
 
 def test_a_claim_of_which_nothing_is_proven_is_shown_and_was_run():
