@@ -211,11 +211,13 @@ class Site:
 
     def _refuse_old(self, terms: Terms, message: Payload) -> None:
         """Refuse to go on where the coordinator has an answer of this site to a round that its folder lacks."""
-        answered = message.number("answered") if "answered" in message.values else 0
-        first = joined_from(terms.settings.algorithm.clients, answered, terms.setting.clients)
         last = Progress.read(self.owner.folder)
+        if "answered" not in message.values or last.terms != terms.digest:
+            return
+        answered = message.number("answered")
+        first = joined_from(terms.settings.algorithm.clients, answered, terms.setting.clients)
         known = max(last.furthest, last.reported_repeats.charged)  # it may have returned from another run since
-        if last.terms == terms.digest and (first > last.furthest or answered > known):
+        if first > last.furthest or answered > known:
             raise Refused(FOLDER_OLD)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -394,8 +396,8 @@ class Site:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
         progress = self._keep(self._progress(terms, done))
         if progress.requirements == CHANGED:
-            self._open(terms, Requirements()).records = progress.records
             self._terms = None  # the next message is held to the owner's
+            self._open(terms, Requirements()).records = progress.records
         count, furthest = done - progress.next, progress.furthest
         while count > 0:
             rounds = range(progress.next, progress.next + count)
