@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -33,9 +33,10 @@ from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
-from shoal.federation.terms import END, OLDER_COPY, ROUND, TERMS, Terms
+from shoal.federation.terms import END, FOLDER_OLD, OLDER_COPY, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
+from shoal.mechanisms.sampling import PoissonClients
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
 from shoal.result import Interrupted
@@ -244,6 +245,65 @@ def test_rounds_that_are_run_again_without_the_site_are_charged_too(replies, tmp
     site.close()
     rounds, event = charged(tmp_path / "new")
     assert rounds == sum(without_sampler(leaves(event))[0].values()) == 7
+
+
+@dataclass(frozen=True)
+class OwnCharge(PoissonClients):
+    """A plug-in's sampling that charges by itself, and does not say by which rounds."""
+
+    sampling: str = "own-charge"
+
+    def charged(self, event_at, t, total, clients, unit, again):
+        return event_at(t)
+
+
+def hidden(folder, sampling, rounds, cohort):
+    """The terms of a run that hides who takes part, and the first message of a round."""
+    _, grid = served(folder, curator(rounds) | {"clients.sampling": sampling, "clients.cohort": cohort})
+    rounds = (payload for to, _, kind, payload in grid.wire if (to, kind) == ("to", ROUND))
+    return asked(grid, TERMS), next(rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["poisson", "own-charge"])
+def test_a_round_run_again_is_charged_twice_whoever_charges(tmp_path, sampling):
+    """Round 2 is begun without the site, which may have been drawn, and then with it; round 1 is charged once."""
+    terms, message = hidden(tmp_path, sampling, 4, 2)
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0)))
+    site.answer(TERMS, terms)
+    said = message.values | {"round": 1, "attempt": 1, "repeats": 1}
+    assert "refused" not in site.answer(ROUND, Payload(said, message.vectors)).values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["random-allocation", "own-charge"])
+@pytest.mark.parametrize("away", [True, False])
+def test_a_folder_from_before_the_last_answer_is_refused_also_within_a_block(tmp_path, sampling, away):
+    """The site joins in round 5 of blocks of four, and answers round 6. One that was in another run goes on."""
+    terms, message = hidden(tmp_path, sampling, 8, 1)
+    folder, copy = tmp_path / "new", tmp_path / "copy"
+    site = Site(Owner("new", folder, reader("digits", part=0)))
+    site.answer(TERMS, Payload(terms.values | {"round": 4}))
+    shutil.copytree(folder, copy)
+    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 5}, message.vectors)).values
+    site.close()
+    site = Site(site.owner)
+    if away:
+        other = replace(Terms.read(terms.text("terms"), ()), run="another")
+        assert "agreed" in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+        site.close()
+        site = Site(site.owner)
+    else:
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+    answer = site.answer(TERMS, Payload(terms.values | {"round": 6, "member": 1, "answered": 6})).values
+    assert answer.get("refused") == (None if away else FOLDER_OLD)
+    if away:
+        said = message.values | {"round": 7, "answered": 6}
+        assert site.answer(ROUND, Payload(said, message.vectors)).values.get("refused") is None
+    site.close()
 
 
 @pytest.mark.slow

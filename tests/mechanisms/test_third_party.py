@@ -6,6 +6,7 @@ They are defined here, as anybody's package would, and are run, charged, audited
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -54,6 +55,7 @@ from shoal.mechanisms.sampling import (
     PoissonRecords,
     Records,
     ShuffledRecords,
+    joined_from,
 )
 from shoal.mechanisms.sampling.separated_clients import MinSeparationClients, RandomAllocation
 from shoal.mechanisms.schedules import parse
@@ -332,6 +334,11 @@ def test_what_an_instance_overrides_is_refused_where_it_is_used():
     )
     with pytest.raises(TypeError, match="Repeated overrides 'repeats', and inherits 'event' of PoissonRecords"):
         replace(UPDATES, records=kind(repeats=True))
+    kind = dataclass(frozen=True, kw_only=True)(
+        type("Given", (GaussianNoise,), {"__annotations__": {"event": Callable}})
+    )
+    with pytest.raises(TypeError, match="Given overrides 'event', and inherits 'alike' of Gaussian"):
+        replace(UPDATES, per_round=kind(event=lambda round, *given: Gaussian(2.0 / (1 + round.t))))
     stated = type("Stated", (ChosenClip,), {"unproven": MedianClip.unproven})
     record = replace(UPDATES, per_update=stated(needs_cohort_norms=True))
     assert event(record, SETTING, 0, "client", "release") == Unbounded(MedianClip.unproven)
@@ -370,7 +377,8 @@ def test_who_joins_later_is_charged_from_the_first_round_where_a_scheme_charges_
         type("Blocks", (AllClients,), block | said)()
         for said in ({}, {"charged_from": lambda self, t, clients: t - t % 4})
     )
-    assert [scheme.charged_from(6, 10) for scheme in (AllClients(), other, stated)] == [6, 0, 4]
+    changed = type("Other", (type(stated),), block)()
+    assert [joined_from(scheme, 6, 10) for scheme in (AllClients(), other, stated, changed)] == [6, 0, 4, 0]
 
 
 def test_clients_come_at_the_rate_that_is_charged():
@@ -802,6 +810,21 @@ def test_a_range_of_sizes_is_charged_for_the_size_that_costs_most(base, done):
     ((_, least_share, least_steps),) = sampler.uses(Setting(10, 4, sizes=(15,)), None, 1)
     assert share >= least_share
     assert steps >= least_steps
+
+
+@pytest.mark.parametrize("base", [PoissonRecords, ShuffledRecords])
+def test_more_sizes_than_a_site_can_ask_about_count_as_unknown(base):
+    """A coordinator sets the bounds: a site would ask for the share and steps of as many sizes as that likes."""
+
+    def steps(self, records, epochs):
+        assert records < 10**5, "it would go on"
+        return epochs * records
+
+    sampler = type("Own", (base,), {"steps": steps})(batch=10)
+    bounds = Setting(10, 4, sizes=(1, 10**6), bounds=True)
+    assert sampler.uses(bounds, None, 1) == []
+    assert sampler.uses(bounds, 5, 1) == [(0, 1.0, 5)]
+    assert base(batch=10).uses(bounds, 5, 1)[0][0] == 1
 
 
 @pytest.mark.parametrize("drawn", [[-1, 9], [10], [0.5], [True, False]], ids=str)

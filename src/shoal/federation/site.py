@@ -46,7 +46,7 @@ from shoal.federation.terms import (
     population,
 )
 from shoal.files import write_whole
-from shoal.mechanisms.sampling import LARGEST_BATCH
+from shoal.mechanisms.sampling import LARGEST_BATCH, joined_from
 from shoal.models import build
 from shoal.prepare import fitted
 from shoal.random.platform_checks import require_platform
@@ -178,7 +178,7 @@ class Site:
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
         clients = terms.settings.algorithm.clients
-        progress = self._progress(terms, clients.charged_from(charged, terms.setting.clients))
+        progress = self._progress(terms, joined_from(clients, charged, terms.setting.clients))
         before = said if new else progress.repeats  # a site that is new was in none of them
         planned = charged - first
         # of rounds that were run again in its absence, a site does not know which they were
@@ -211,10 +211,13 @@ class Site:
 
     def _refuse_old(self, terms: Terms, message: Payload) -> None:
         """Refuse to go on where the coordinator has an answer of this site to a round that its folder lacks."""
-        answered = message.number("answered") if "answered" in message.values else 0
-        first = terms.settings.algorithm.clients.charged_from(answered, terms.setting.clients)
         last = Progress.read(self.owner.folder)
-        if last.terms == terms.digest and first > last.furthest:
+        if "answered" not in message.values or last.terms != terms.digest:
+            return
+        answered = message.number("answered")
+        first = joined_from(terms.settings.algorithm.clients, answered, terms.setting.clients)
+        known = max(last.furthest, last.reported_repeats.charged)  # it may have returned from another run since
+        if first > last.furthest or answered > known:
             raise Refused(FOLDER_OLD)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -393,8 +396,8 @@ class Site:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
         progress = self._keep(self._progress(terms, done))
         if progress.requirements == CHANGED:
-            self._open(terms, Requirements()).records = progress.records
             self._terms = None  # the next message is held to the owner's
+            self._open(terms, Requirements()).records = progress.records
         count, furthest = done - progress.next, progress.furthest
         while count > 0:
             rounds = range(progress.next, progress.next + count)

@@ -49,13 +49,13 @@ def refuse_inherited(kind: type[Stating], own: Container[str] = ()) -> None:
     An algorithm asks again for each of its parts: their classes may have been changed since they were made, and an
     instance may override what is done by attributes of its `own`.
     """
-    for method, name, owner in _inherited(kind, "states", own):
+    for _, name, _ in _inherited(kind, "resets"):
+        setattr(kind, name, vars(kind.__mro__[_boundary(kind)])[name])
+    for method, name, owner in (*_inherited(kind, "states", own), *_inherited(kind, "resets", own)):
         raise TypeError(
             f"{kind.__name__} overrides '{method}', and inherits '{name}' of {owner.__name__}, which need not hold "
             f"for it: define '{name}' in {kind.__name__} too ({name} = {owner.__name__}.{name}, if that still holds)"
         )
-    for _, name, _ in _inherited(kind, "resets"):
-        setattr(kind, name, vars(kind.__mro__[_boundary(kind)])[name])
 
 
 def _inherited(kind: type[Stating], rules: str, own: Container[str] = ()) -> Iterator[tuple[str, str, type]]:

@@ -10,7 +10,14 @@ The word in `sampling` picks the class: `Clients("poisson", cohort=10)` is a `Po
 default it is charged as if nothing were sampled, which is never too little.
 """
 
-from shoal.mechanisms.sampling.clients import AllClients, Clients, FixedSizeClients, PoissonClients, participation
+from shoal.mechanisms.sampling.clients import (
+    AllClients,
+    Clients,
+    FixedSizeClients,
+    PoissonClients,
+    joined_from,
+    participation,
+)
 from shoal.mechanisms.sampling.records import (
     LARGEST_BATCH,
     MOST_STEPS,
@@ -45,5 +52,6 @@ __all__ = [
     "RecordsInOrder",
     "RecordsWithReplacement",
     "ShuffledRecords",
+    "joined_from",
     "participation",
 ]

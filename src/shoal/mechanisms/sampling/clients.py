@@ -49,7 +49,7 @@ class Clients(Scheme):
         "expected": ("shows", "known_size", "alike"),
         "rate": ("alike",),
         "amplified": ("alike",),
-        "charged": ("alike",),
+        "charged": ("alike", "charged_from"),
     }
     secret: ClassVar[bool] = True
     """Is participation sampled in secret? Otherwise it is public."""
@@ -127,11 +127,8 @@ class Clients(Scheme):
         return 1
 
     def charged_from(self, t: int, clients: int) -> int:
-        """The first round that someone is charged who was there from round t on.
-
-        A scheme that overrides `charged` and does not define it has the first of all.
-        """
-        return t if type(self).charged is Clients.charged else 0
+        """The first round that someone is charged who was there from round t on (see `joined_from`)."""
+        return t
 
     def charged(
         self, event_at: Callable[[int], Event], t: int, total: int, clients: int, unit: Unit, again: bool
@@ -292,3 +289,10 @@ class AllClients(Clients):
 def participation(scheme: Clients, total: int, clients: int) -> Participation:
     """When a client may take part, as training checks it: in any round, where turns are not counted."""
     return scheme.participation(total, clients) if scheme.separated else Participation(total)
+
+
+def joined_from(scheme: Clients, t: int, clients: int) -> int:
+    """The first round that someone is charged who joins in round t: of all, where `charged` does not say by which."""
+    kind = type(scheme)
+    unknown = kind.charged is not Clients.charged and kind.charged_from is Clients.charged_from
+    return 0 if unknown else scheme.charged_from(t, clients)

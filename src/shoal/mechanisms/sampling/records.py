@@ -25,6 +25,8 @@ LARGEST_BATCH = 2**14
 SECRET_BATCHES = "which records enter a local step is drawn at random, and nobody learns it"
 MANY = 10**9
 """More records than any client has."""
+MOST_SIZES = 10_000
+"""The most client sizes of which each is asked for its share and steps; of more they count as unknown."""
 WIDER = 1e-30
 """The probability, at most, that a Poisson batch is wider than the public width to which secure mode pads it."""
 Stated = tuple[TwoLevel, list[Use]]
@@ -134,14 +136,14 @@ class Records(Scheme):
 
         The more records a client has, the smaller the share and the more steps it makes. A range of sizes is
         charged for the greater share, and the more steps, of its ends: exact where the steps are equal. Where the
-        scheme is not `monotone`, it is that of all sizes.
+        scheme is not `monotone`, it is that of all sizes, which count as unknown if there are more than MOST_SIZES.
 
         Args:
             setting: Its `sizes` may be unknown; the result is then empty unless the steps are known anyway.
             steps: Local steps in a round, where that is given.
             epochs: Passes over a client's records, where it is not.
         """
-        if not setting.sizes:
+        if not self._known(setting):
             if self.rate is None or not self.monotone:
                 return [] if steps is None else [(0, 1.0, steps)]
             _, share, steps = self._use(1, MANY, steps, epochs)
@@ -154,6 +156,11 @@ class Records(Scheme):
             else:
                 found.append(use)
         return _few(found, max(setting.sizes))
+
+    def _known(self, setting: Setting) -> bool:
+        """Is it known what clients of all sizes do? A coordinator sets their bounds, and may keep a site counting."""
+        sizes = setting.sizes
+        return bool(sizes) and (self.monotone or not setting.bounds or max(sizes) - min(sizes) < MOST_SIZES)
 
     def _use(self, least: int, most: int, steps: int | None, epochs: int) -> Use:
         """The greatest share and the most steps of clients of these sizes."""
@@ -290,7 +297,7 @@ class ShuffledRecords(Records):
 
     def uses(self, setting: Setting, steps: int | None, epochs: int) -> list[Use]:
         """How often a client uses a record, by the client's size."""
-        if not setting.sizes and not self.monotone:
+        if not self.monotone and not self._known(setting):
             return super().uses(setting, steps, epochs)
         ranges = _sizes(setting, self.batch) if setting.sizes else ((1, self.batch),)
         sizes = {size for least, most in ranges for size in self._decisive(least, most)}
