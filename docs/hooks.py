@@ -1,6 +1,6 @@
 """What MkDocs takes from the code: a page's line `<!-- generated NAME -->` becomes the Markdown of that name.
 
-So keys, commands, methods, schemas and theorems on the site are those of the program that built it.
+So keys, commands, methods and schemas on the site are those of the program that built it.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def value(given: Any) -> str:
     return "not set" if given is None else f"`{json.dumps(given)}`"
 
 
-# Methods and theorems
+# Methods
 
 
 def all_methods() -> str:
@@ -196,13 +196,6 @@ def _settings(section: Any) -> str:
     held = {each.name: getattr(section, each.name) for each in fields(section) if each.name != "sampling"}
 
     return ", ".join(f"{name} {value(given)}" for name, given in held.items() if given)
-
-
-def theorems() -> str:
-    """The table of sampling schemes that every accountant uses."""
-    from shoal.accounting.theorems import markdown
-
-    return markdown()
 
 
 # Command line
@@ -305,7 +298,6 @@ def json_type(schema: Mapping[str, Any]) -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "configuration": configuration,
     "methods": all_methods,
-    "theorems": theorems,
     "commands": commands,
     "api": api,
     "schemas": schemas,

@@ -7,7 +7,6 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from shoal.accounting.theorems import markdown
 from shoal.algorithms.base import BOUNDARIES
 from shoal.bibliography import ACCOUNTING, BIBLIOGRAPHY
 from shoal.config import _SECTIONS, _TOP
@@ -56,7 +55,7 @@ def test_every_command_has_a_heading_and_a_sentence(hooks):
 
 
 def test_marks_are_filled_in(hooks):
-    assert hooks.on_page_markdown("a\n<!-- generated theorems -->\nb") == f"a\n{markdown()}\nb"
+    assert hooks.on_page_markdown("a\n<!-- generated methods -->\nb") == f"a\n{hooks.all_methods()}\nb"
     pages = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]
     marks = {name for text in pages for name in hooks.MARK.findall(text)}
     assert marks == {*hooks.GENERATED, *hooks.PICTURES}
