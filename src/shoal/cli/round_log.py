@@ -36,6 +36,7 @@ class RoundLog:
     def round(self, line: dict[str, Any]) -> None:
         """Log a round's headline figure and epsilon, but not how many sites took part, which sampling may hide."""
         from shoal.accounting.rounding import up
+        from shoal.report.plots import whose
         from shoal.report.scores import name_of, short
 
         facts: dict[str, Any] = {"kind": "round", "round": line["round"], "rounds": self._rounds}
@@ -46,7 +47,7 @@ class RoundLog:
         for claim in line["proven"]:
             if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
                 facts["epsilon"] = claim["epsilon"]
-                words += f", epsilon {up(claim['epsilon'], 3)}"
+                words += f", epsilon {up(claim['epsilon'], 3)} for {whose(claim)}"
         self._log.write(logging.INFO, words, facts)
 
     def end(self) -> None:

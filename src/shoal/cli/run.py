@@ -93,7 +93,6 @@ class Watch:
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
-            TextColumn("[bold]{task.fields[name]}"),
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(),
@@ -126,7 +125,6 @@ class Watch:
         self._budget, self._headline = config.budget, trainer.evaluation.dataset.task.headline
         self._task = self.progress.add_task(
             "",
-            name=config.algorithm.name,
             figure=name_of(self._headline),
             score="-",
             spent="",
@@ -147,7 +145,7 @@ class Watch:
         for claim in line["proven"]:
             if (claim["unit"], claim["observer"]) == (self._budget.unit, self._budget.observer):
                 limit = f"/{self._budget.epsilon:g}" if self._budget.epsilon else ""
-                fields["spent"] = f"  epsilon {figure(claim['epsilon'])}{limit}"
+                fields["spent"] = f"  epsilon {figure(claim['epsilon'])}{limit} ({claim['unit']})"
         self.progress.update(self._task, completed=line["round"], **fields)
 
     def end(self) -> None:
