@@ -36,6 +36,7 @@ from shoal.federation.site_records import reader
 from shoal.federation.terms import END, FOLDER_OLD, OLDER_COPY, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
 from shoal.mechanisms.correlated import Correlated
+from shoal.mechanisms.gaussian import Gaussian as GaussianNoise
 from shoal.mechanisms.sampling import PoissonClients
 from shoal.mechanisms.setting import Setting
 from shoal.random import secure_streams
@@ -143,6 +144,12 @@ def test_the_least_noise_is_that_of_the_unit():
     capped = replace(algorithm("fed-cdp"), records=replace(algorithm("fed-cdp").records, max_per_user=4))
     assert least_noise(capped, setting, "user") == 0.75
     assert least_noise(algorithm("fed-sdp"), setting, "client") == 6.0
+
+
+def test_the_least_noise_is_that_of_any_round_where_no_schedule_says_it():
+    lower = {"multiplier": lambda self, t, total: 2.0 / (1 + t % 2), "noise_schedule": GaussianNoise.noise_schedule}
+    record = replace(algorithm("trusted-curator"), per_round=type("Lower", (GaussianNoise,), lower)())
+    assert least_noise(record, Setting(100, 3), "client") == 1
 
 
 def test_noise_that_the_coordinator_adds_does_not_count_against_itself(tmp_path):

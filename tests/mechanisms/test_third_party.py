@@ -379,6 +379,9 @@ def test_who_joins_later_is_charged_from_the_first_round_where_a_scheme_charges_
     )
     changed = type("Other", (type(stated),), block)()
     assert [joined_from(scheme, 6, 10) for scheme in (AllClients(), other, stated, changed)] == [6, 0, 4, 0]
+    done = {"draw": AllClients.draw, "__annotations__": {"charged": Callable}}
+    given = dataclass(frozen=True, kw_only=True)(type("Given", (Clients,), done))(charged=block["charged"])
+    assert joined_from(given, 6, 10) == 0, "a field without a default is no attribute of its class"
 
 
 def test_clients_come_at_the_rate_that_is_charged():
@@ -630,6 +633,8 @@ def test_rounds_differ_where_a_mechanism_has_its_own_cost():
     assert UPDATES.different_rounds(10) == range(1)
     assert record.different_rounds(10) == range(10)
     assert all(algorithm(name).alike for name in algorithms())
+    lower = {"multiplier": lambda self, t, total: 2.0 / (1 + t % 2), "noise_schedule": GaussianNoise.noise_schedule}
+    assert replace(UPDATES, per_round=type("Lower", (GaussianNoise,), lower)()).different_rounds(10) == range(10)
     stated = type("Stated", (Unscheduled,), {"alike": True})
     assert replace(record, per_round=stated(2.0)).different_rounds(10) == range(1)
 

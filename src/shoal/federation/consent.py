@@ -129,7 +129,8 @@ def least_noise(algorithm: Algorithm, setting: Setting, unit: Unit, observer: Ob
 
     All of a user's records may enter a step. Noise that the coordinator adds hides nothing from itself.
     """
-    rounds = algorithm.extreme_rounds(setting.rounds)
+    few = algorithm.alike or algorithm.priced
+    rounds = algorithm.extreme_rounds(setting.rounds) if few else [*range(setting.rounds)]
     clip, per_step, batch = algorithm.per_record, algorithm.per_step, algorithm.records.batch
     if unit != "client" and per_step is not None and clip is not None:
         moved = clip.excess(setting.layers) * (1 if unit == "record" else algorithm.records.max_per_user or math.inf)

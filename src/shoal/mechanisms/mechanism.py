@@ -187,7 +187,7 @@ class StepMechanism(Mechanism, ABC):
 
     section: ClassVar[str] = "per_step"
     states: ClassVar[dict[str, tuple[str, ...]]] = {"test": ("event",), "multiplier": ("noise_schedule",)}
-    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("event", "multiplier"), ("alike",))
     alike: ClassVar[bool] = False
     """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
 
@@ -239,7 +239,7 @@ class UpdateMechanism(Mechanism, ABC):
         "sums_gradients": ("unproven",),
         "multiplier": ("noise_schedule",),
     }
-    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("event", "multiplier"), ("alike",))
     alike: ClassVar[bool] = False
     """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
     needs_cohort_norms: ClassVar[bool] = False
@@ -363,7 +363,7 @@ class RoundNoise(Mechanism, ABC):
         "coefficients": ("event",),
         "multiplier": ("noise_schedule",),
     }
-    resets: ClassVar[dict[str, tuple[str, ...]]] = {"event": ("alike",)}
+    resets: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("event", "multiplier"), ("alike",))
     alike: ClassVar[bool] = False
     """Do rounds with equal schedules cost the same, so that a site may charge many as the first?"""
     at: Literal["server", "shared"]

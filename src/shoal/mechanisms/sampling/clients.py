@@ -294,5 +294,5 @@ def participation(scheme: Clients, total: int, clients: int) -> Participation:
 def joined_from(scheme: Clients, t: int, clients: int) -> int:
     """The first round that someone is charged who joins in round t: of all, where `charged` does not say by which."""
     kind = type(scheme)
-    unknown = kind.charged is not Clients.charged and kind.charged_from is Clients.charged_from
-    return 0 if unknown else scheme.charged_from(t, clients)
+    own = "charged" in vars(scheme) or kind.charged is not Clients.charged
+    return 0 if own and kind.charged_from is Clients.charged_from else scheme.charged_from(t, clients)
