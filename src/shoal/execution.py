@@ -19,6 +19,7 @@ from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record, digest_of_heads
 from shoal.config import Config, read_toml, to_toml
+from shoal.data.partitions import BY_LABEL
 from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
@@ -250,6 +251,7 @@ def _about_data(
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
     about |= {"read_columns": True} if dataset.read_columns else {}
     about |= {} if dataset.known or dataset.features else {"arrays": True}
+    about |= {"dealt_by_label": True} if trainer.setting.simulated and config.data.partition in BY_LABEL else {}
     if parts is None or (opened is not None and "data" not in opened):
         return about
     return about | digests(dataset, parts, folder.data_key(new=opened is None))

@@ -285,7 +285,9 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
     best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
     assert told["cells"][0]["accuracy"] == best
-    assert shoal.load_model(chosen).claims[0]["epsilon"] == own, "the model says it too"
+    stated = shoal.load_model(chosen).claims[0]
+    assert stated["epsilon"] == own, "the model says it too"
+    assert "records that trials are scored on are not protected" in stated["because"]
     assert read_run(chosen).ledger.whole
     with pytest.raises(LedgerError, match="private selection chose it"):
         shoal.run(resume=chosen)

@@ -48,6 +48,9 @@ ARRAYS = "what the arrays were scaled or encoded by (means, categories) was not 
 INITIAL = "the weights that training began with (init, or those of your own model) were not learnt from these data"
 """Added to all claims of a run that was given some, or code that may have loaded some: they are charged nothing."""
 
+DEALT = "who holds which records, which their labels decided (data.partition), is public, and stays when one changes"
+"""Added to all claims of a run that deals records by label: one changed label gives most clients other records."""
+
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
 
@@ -203,8 +206,14 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
 
 
 def assumed_public(facts: Mapping[str, Any]) -> list[str]:
-    """What a claim assumes, by the first line of a ledger: of what was read from the data, of arrays, of `init`."""
-    assumed = (("read_classes", CLASSES), ("read_columns", COLUMNS), ("arrays", ARRAYS), ("init", INITIAL))
+    """What a claim assumes, by the first line of a ledger: of what was read from the data, of arrays, of shards, of `init`."""
+    assumed = (
+        ("read_classes", CLASSES),
+        ("read_columns", COLUMNS),
+        ("arrays", ARRAYS),
+        ("dealt_by_label", DEALT),
+        ("init", INITIAL),
+    )
     return [words for key, words in assumed if facts.get(key)]
 
 

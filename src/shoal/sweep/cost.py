@@ -21,7 +21,7 @@ from shoal.sweep.plan import Plan
 from shoal.training.budget import affordable
 
 Pair = tuple[Unit, Observer]
-ALONE = "of the best trial alone"
+ALONE = "of the best trial alone; records that trials are scored on are not protected"
 EVERY_TRIAL = (
     "a private selection is proven for an observer of the chosen model alone, and this observer sees every trial"
 )
