@@ -188,7 +188,8 @@ def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger
     if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
         return before.read_bytes()
     mode = trainer.cohort.streams.mode
-    label = release.of_model(proven, mode, trainer.evaluation.dataset.read_columns)
+    began = bool((ledger.opened or {}).get("init"))
+    label = release.of_model(proven, mode, trainer.evaluation.dataset.read_columns, began)
     return packed(trainer.model_state(), {"round": str(trainer.done), release.KEY: label})
 
 
