@@ -161,9 +161,7 @@ def _begun(
         # Or guesses of the seed could be tested against the digest in the ledger, and two runs be one to a site.
         salt = secrets.token_hex(16)
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
-    facts = _about_data(config, trainer, folder, ledger.opened)
-    own = passed or ":" in str(config.model)  # its code may load any weights
-    facts |= {"init": True} if config.init is not None or own else {}
+    facts = run_facts(config, trainer, passed) | _about_data(trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
@@ -240,22 +238,26 @@ def _released(
     )
 
 
-def _about_data(
-    config: Config, trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """What the ledger records of the data, so that a run cannot be resumed with others.
-
-    Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
-    """
-    about = assumed_facts(trainer.setting)
-    parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
+def run_facts(config: Config, trainer: Trainer[Any], passed: bool = False) -> dict[str, Any]:
+    """What the claims of a run assume (claims.stated); `passed`: the model was passed in Python."""
+    about, dataset = assumed_facts(trainer.setting), trainer.evaluation.dataset
     about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
     about |= {"read_columns": True} if dataset.read_columns else {}
     about |= {} if dataset.known or dataset.features else {"arrays": True}
     about |= {"dealt_by_label": True} if trainer.setting.simulated and config.data.partition in BY_LABEL else {}
+    own = passed or ":" in str(config.model)  # its code may load any weights
+    return about | ({"init": True} if config.init is not None or own else {})
+
+
+def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the ledger records of the data, so that a run cannot be resumed with others.
+
+    Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
+    """
+    parts = trainer.cohort.partition
     if parts is None or (opened is not None and "data" not in opened):
-        return about
-    return about | digests(dataset, parts, folder.data_key(new=opened is None))
+        return {}
+    return digests(trainer.evaluation.dataset, parts, folder.data_key(new=opened is None))
 
 
 def _without_privacy(trainer: Trainer[Any], result: Result) -> list[dict[str, Any]]:
