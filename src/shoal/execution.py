@@ -19,6 +19,7 @@ from shoal import release
 from shoal.accounting.claims import Published, large_delta
 from shoal.accounting.privacy_ledger import FILE, Ledger, Record, digest_of_heads
 from shoal.config import Config, read_toml, to_toml
+from shoal.data.partitions import BY_LABEL
 from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.files import write_whole
 from shoal.models.bundle import DESCRIPTION, PERSONAL, WEIGHTS
@@ -160,9 +161,7 @@ def _begun(
         # Or guesses of the seed could be tested against the digest in the ledger, and two runs be one to a site.
         salt = secrets.token_hex(16)
         folder.write_text("config.toml", f"# {release.KEY}: {label}\n# salt: {salt}\n{to_toml(config)}")
-    facts = _about_data(config, trainer, folder, ledger.opened)
-    own = passed or ":" in str(config.model)  # its code may load any weights
-    facts |= {"init": True} if config.init is not None or own else {}
+    facts = run_facts(config, trainer, passed) | _about_data(trainer, folder, ledger.opened)
     name, written = folder.path.resolve().name, folder.digest("config.toml")
     ledger.begin(name, config.algorithm.name, written, asdict(config.budget), facts=facts)
     if ledger.selected is not None:
@@ -187,7 +186,8 @@ def _model_file(config: Config, trainer: Trainer[Any], folder: RunFolder, ledger
     if before.is_file() and folder.digest(WEIGHTS) == (ledger.closed or {}).get("model"):
         return before.read_bytes()
     mode = trainer.cohort.streams.mode
-    label = release.of_model(proven, mode, trainer.evaluation.dataset.read_columns)
+    began = bool((ledger.opened or {}).get("init"))
+    label = release.of_model(proven, mode, trainer.evaluation.dataset.read_columns, began)
     return packed(trainer.model_state(), {"round": str(trainer.done), release.KEY: label})
 
 
@@ -238,21 +238,26 @@ def _released(
     )
 
 
-def _about_data(
-    config: Config, trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def run_facts(config: Config, trainer: Trainer[Any], passed: bool = False) -> dict[str, Any]:
+    """What the claims of a run assume (claims.stated); `passed`: the model was passed in Python."""
+    about, dataset = assumed_facts(trainer.setting), trainer.evaluation.dataset
+    about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
+    about |= {"read_columns": True} if dataset.read_columns else {}
+    about |= {} if dataset.known or dataset.features else {"arrays": True}
+    about |= {"dealt_by_label": True} if trainer.setting.simulated and config.data.partition in BY_LABEL else {}
+    own = passed or ":" in str(config.model)  # its code may load any weights
+    return about | ({"init": True} if config.init is not None or own else {})
+
+
+def _about_data(trainer: Trainer[Any], folder: RunFolder, opened: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the ledger records of the data, so that a run cannot be resumed with others.
 
     Sites' records are not here, and a ledger that an earlier version `opened` does not record them.
     """
-    about = assumed_facts(trainer.setting)
-    parts, dataset = trainer.cohort.partition, trainer.evaluation.dataset
-    about |= {"read_classes": True} if dataset.read_classes and dataset.classes else {}
-    about |= {"read_columns": True} if dataset.read_columns else {}
-    about |= {} if dataset.known or dataset.features else {"arrays": True}
+    parts = trainer.cohort.partition
     if parts is None or (opened is not None and "data" not in opened):
-        return about
-    return about | digests(dataset, parts, folder.data_key(new=opened is None))
+        return {}
+    return digests(trainer.evaluation.dataset, parts, folder.data_key(new=opened is None))
 
 
 def _without_privacy(trainer: Trainer[Any], result: Result) -> list[dict[str, Any]]:

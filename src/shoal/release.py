@@ -12,6 +12,7 @@ from typing import Any
 KEY = "release"
 MODEL = "covered by the claims in the run's ledger"
 SEEDED = f"{MODEL}, as long as nobody learns or guesses the seed, from which all noise follows (random=research)"
+BEGAN = ", if the weights that training began with (init, or those of your own model) may be released too"
 UNPROVEN = "not for release: nothing is proven about this model"
 DESCRIPTION = "may be released with the model where clients' sizes are public: epsilon follows from them"
 FROM_DATA = "not for release: ranges or categories were read from the data, outside any guarantee"
@@ -38,13 +39,20 @@ AUDIT = "may be released: synthetic records, no one's data"
 ATTACK = "not for release: it shows records, or what could be learnt of them"
 
 
-def of_model(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:
-    """The label of a run's final model; `from_data`: ranges or categories were read from the data."""
+def of_model(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool, began: bool = False) -> str:
+    """The label of a run's final model.
+
+    Args:
+        proven: What is proven of it.
+        random: The mode of its random numbers.
+        from_data: Whether ranges or categories were read from the data.
+        began: Whether training began with given weights, which may still be in it.
+    """
     if all(claim.get("epsilon") is None for claim in proven):
         return UNPROVEN
     if from_data:
         return FROM_DATA
-    return MODEL if random == "secure" else SEEDED
+    return (MODEL if random == "secure" else SEEDED) + (BEGAN if began else "")
 
 
 def of_description(proven: Iterable[Mapping[str, Any]], random: str, from_data: bool) -> str:

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.accounting import accountants, hash_chain
+from shoal.accounting import accountants, hash_chain, privacy_ledger
 from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
 from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger, verify
@@ -64,6 +65,26 @@ def test_a_ledger_says_again_what_it_was_told(tmp_path: Path) -> None:
         assert ledger.last_committed.round == 3
         assert leaves(ledger.charged_event("client", "release")) == {STEP: 3}
         assert ledger.head == verify(tmp_path / "ledger.jsonl").head
+
+
+def test_the_line_of_a_private_selection_bears_the_time_of_the_runs_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own would show how long other trials ran after this one, and so how many there were."""
+    path = tmp_path / "ledger.jsonl"
+    ended = json.loads(written(path)[-1])["at"]
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Later:
+            return cls(2100, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(privacy_ledger, "datetime", Later)
+    with Ledger(path) as ledger:
+        ledger.select([{"epsilon": 3.0}])
+    last = json.loads(path.read_bytes().splitlines()[-1])
+    assert (last["kind"], last["at"]) == ("selected", ended)
+    assert verify(path).whole
 
 
 def test_a_round_run_again_is_charged_again(tmp_path: Path) -> None:

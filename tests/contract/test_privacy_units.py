@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.accounting.claims import ARRAYS
+from shoal.accounting.claims import ARRAYS, DEALT
 from shoal.cli.main import main
 from shoal.config import configure
 from shoal.prepare import prepare
@@ -243,3 +243,14 @@ def test_claims_on_arrays_say_that_they_were_not_made_by_what_these_data_taught(
         (claim,) = {each["because"] for each in proven(result, "record")}
         assert (ARRAYS in claim) == said
         assert (ARRAYS in certificate(result.run)["assumptions"]) == said
+
+
+@pytest.mark.parametrize(("partition", "said"), [("iid", False), ("shards", True), ("dirichlet", True)])
+def test_claims_on_records_that_were_dealt_by_label_say_so(partition, said, tmp_path):
+    """One changed label moves other records to other clients: nearly every client then holds another one."""
+    changes = {"data.partition": partition, "data.clients": 5}
+    data = shoal.load(table(tmp_path / "mine.csv"), classes=["0", "1"])
+    result = shoal.run(RECORD_LEVEL | changes, data=data, runs=tmp_path / "runs")
+    (claim,) = {each["because"] for each in proven(result, "record")}
+    assert (DEALT in claim) == said
+    assert (DEALT in certificate(result.run)["assumptions"]) == said

@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors import safe_open
 
+import shoal
 from shoal import release
 from shoal.accounting.privacy_ledger import Ledger
 from shoal.attacks import attack_report as attack_page
@@ -20,7 +21,7 @@ from shoal.sweep.cells import cell_folder, why_failed
 from shoal.training.run_folder import RunFolder
 from support.deploy_children import start
 from support.deployed import PATIENCE
-from support.tiny import FEDAVG, PRIVATE, go_on, play
+from support.tiny import FEDAVG, PRIVATE, dataset, go_on, play, unbalanced
 
 EMPTY = {".lock"}
 SAID = [said for name, said in vars(release).items() if name.isupper() and name != "KEY"]
@@ -70,7 +71,7 @@ def test_every_file_of_a_finished_run_says_whether_it_may_be_released(tmp_path):
         "model.json",
         "checkpoint/state.safetensors",
     }
-    assert found["model.safetensors"] == release.MODEL
+    assert found["model.safetensors"] == release.MODEL + release.BEGAN, "with a model that was passed in Python"
     may = {name for name, said in found.items() if not said.startswith("not for release")}
     assert found["model.json"] == release.DESCRIPTION
     assert may == {"model.safetensors", "model.json", "config.toml", "environment.txt", "ledger.jsonl"}
@@ -103,6 +104,16 @@ def test_no_guess_of_the_seed_can_be_tested_against_the_ledger(tmp_path):
 def test_a_model_of_which_nothing_is_proven_says_so(tmp_path):
     found = labels(play(tmp_path, FEDAVG).run)
     assert found["model.safetensors"] == found["model.json"] == release.UNPROVEN
+
+
+def test_a_model_that_began_with_one_that_is_not_for_release_is_not_said_to_be_covered(tmp_path):
+    """Its weights may still be those of the other, whose data no claim of this run is about."""
+    first = shoal.run(FEDAVG | {"model": "linear"}, data=dataset(), runs=tmp_path).run
+    assert labels(first)["model.safetensors"] == release.UNPROVEN
+    keys = PRIVATE | {"model": "linear", "random": "secure"}
+    for init, said in (({}, ""), ({"init": str(first)}, release.BEGAN)):
+        found = labels(shoal.run(keys | init, data=unbalanced(), runs=tmp_path).run)
+        assert found["model.safetensors"] == release.MODEL + said
 
 
 def test_what_is_printed_as_json_says_so_too(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal.accounting import accountants, selection
-from shoal.accounting.claims import RESEARCH
+from shoal.accounting.claims import DEALT, RESEARCH
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, TwoLevel
 from shoal.accounting.leaves import leaves
 from shoal.accounting.privacy_ledger import Charge, Ledger
@@ -252,7 +252,7 @@ def test_a_cell_is_planned_at_the_price_that_its_run_is_charged(random, tmp_path
         cell["per_round.noise_multiplier"]: run
         for cell, run in zip(plan.cells, cost.runs_of(tmp_path, plan), strict=True)
     }
-    for cell, (_, planned) in zip(plan.selection.cells, cost.planned_cells(plan), strict=True):
+    for cell, (_, planned, _) in zip(plan.selection.cells, cost.planned_cells(plan), strict=True):
         if (run := drawn.get(cell["per_round.noise_multiplier"])) is not None:
             paid = cost.charged(run)
             assert all(leaves(planned[pair]) == leaves(paid[pair]) for pair in planned)
@@ -285,7 +285,9 @@ def test_what_is_told_of_the_chosen_run_is_what_the_selection_proves_and_the_oth
     assert json.loads((chosen / "result.json").read_text())["selected"]["proven"][0]["epsilon"] == own
     best = max(json.loads(path.read_text())["accuracy"] for path in tmp_path.glob("cells/*/*/result.json"))
     assert told["cells"][0]["accuracy"] == best
-    assert shoal.load_model(chosen).claims[0]["epsilon"] == own, "the model says it too"
+    stated = shoal.load_model(chosen).claims[0]
+    assert stated["epsilon"] == own, "the model says it too"
+    assert "records that trials are scored on are not protected" in stated["because"]
     assert read_run(chosen).ledger.whole
     with pytest.raises(LedgerError, match="private selection chose it"):
         shoal.run(resume=chosen)
@@ -378,3 +380,12 @@ def test_what_a_sweep_proves_in_research_mode_says_on_what_it_rests(how, tmp_pat
     proven = [claim for claim in outcome_of(tmp_path, plan).proven if claim.epsilon is not None]
     assert proven
     assert all(RESEARCH in claim.because for claim in proven)
+
+
+def test_what_a_private_selection_assumes_does_not_show_which_cells_were_tried(tmp_path):
+    plan = make_plan(base_settings(None, BASE), grid_of(["data.partition=iid,shards"]), private=True)
+    plan = replace(plan, cells=[{"data.partition": "iid"}], seeds=[1])
+    shoal.run(plan.settings(0), runs=cell_folder(tmp_path, 0))
+    proven = [claim for claim in cost.of_the_best(tmp_path, plan) if claim.epsilon is not None]
+    assert proven
+    assert all(DEALT in claim.because for claim in proven)

@@ -45,8 +45,14 @@ COLUMNS = "ranges and categories of columns, which were read from the data, are 
 ARRAYS = "what the arrays were scaled or encoded by (means, categories) was not learnt from these data"
 """Added to all claims of a run on arrays, which do not show how they were made."""
 
-INITIAL = "the weights that training began with (init, or those of your own model) were not learnt from these data"
+INITIAL = (
+    "the weights that training began with (init, or those of your own model) were not learnt from these data, and "
+    "nothing is claimed for the data that they were learnt from"
+)
 """Added to all claims of a run that was given some, or code that may have loaded some: they are charged nothing."""
+
+DEALT = "who holds which records, which their labels decided (data.partition), is public, and stays when one changes"
+"""Added to all claims of a run that deals records by label: one changed label gives most clients other records."""
 
 SIMULATED = "simulated clients"
 """Added to every claim for simulated clients: it protects no real one."""
@@ -203,8 +209,14 @@ def stated(found: Proven, facts: Mapping[str, Any]) -> Proven:
 
 
 def assumed_public(facts: Mapping[str, Any]) -> list[str]:
-    """What a claim assumes, by the first line of a ledger: of what was read from the data, of arrays, of `init`."""
-    assumed = (("read_classes", CLASSES), ("read_columns", COLUMNS), ("arrays", ARRAYS), ("init", INITIAL))
+    """What a claim assumes, by the first line of a ledger: of what was read from the data, of arrays, of weights."""
+    assumed = (
+        ("read_classes", CLASSES),
+        ("read_columns", COLUMNS),
+        ("arrays", ARRAYS),
+        ("dealt_by_label", DEALT),
+        ("init", INITIAL),
+    )
     return [words for key, words in assumed if facts.get(key)]
 
 

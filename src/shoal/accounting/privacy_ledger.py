@@ -281,9 +281,14 @@ class Ledger(Record):
         self._append("close", {"stopped": stopped, "proven": list(proven), **said})
 
     def select(self, proven: Sequence[dict[str, Any]]) -> None:
-        """Record that a private selection chose this run, and what is proven of it from now on."""
+        """Record that a private selection chose this run, and what is proven of it from now on.
+
+        The line bears the time of the run's end: its own would show for how long other trials ran after this one,
+        and so how many there were, which must stay secret.
+        """
         if self.selected != list(proven):
-            self._append("selected", {"proven": list(proven)})
+            ended = {key: value for key, value in (self.closed or {}).items() if key == "at"}
+            self._append("selected", {"proven": list(proven), **ended})
 
     def close(self) -> None:
         """Close the file and release its lock."""
@@ -320,7 +325,7 @@ class Ledger(Record):
         if self._file is None or self._failed:
             state = "closed" if self._file is None else "in doubt after a failed write; resume the run"
             raise LedgerError(f"the ledger {self.path} cannot be written: it is {state}")
-        stamped = {**body, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+        stamped = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **body}
         line, raw = hash_chain.seal(self._last.number + 1, kind, self._last.hash, stamped)
         if len(raw) > hash_chain.LONGEST:
             raise LedgerError(f"a line of kind '{kind}' has {len(raw):,} bytes; {hash_chain.LONGEST:,} are the most")

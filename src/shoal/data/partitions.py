@@ -19,6 +19,8 @@ from numpy.random import Generator
 from shoal.errors import ConfigError, DataError, nearest
 
 KINDS = ("iid", "shards", "dirichlet", "sample", "column")
+BY_LABEL = ("shards", "dirichlet")
+"""Those that look at labels."""
 LONGEST_LIST = 2**24
 """Records of all clients together: where there are more, and clients are alike, they are not listed."""
 
@@ -231,7 +233,7 @@ def partition(
     """
     labels = np.asarray(labels)
     classes = labels.ndim == 1 and labels.dtype.kind in "iu"
-    if not labels.ndim or not len(labels) or (kind in ("shards", "dirichlet") and not classes):
+    if not labels.ndim or not len(labels) or (kind in BY_LABEL and not classes):
         raise DataError(
             f"partition '{kind}' needs labels that are whole numbers [N], got {labels.dtype} {labels.shape}"
         )

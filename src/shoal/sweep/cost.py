@@ -21,7 +21,7 @@ from shoal.sweep.plan import Plan
 from shoal.training.budget import affordable
 
 Pair = tuple[Unit, Observer]
-ALONE = "of the best trial alone"
+ALONE = "of the best trial alone; records that trials are scored on are not protected"
 EVERY_TRIAL = (
     "a private selection is proven for an observer of the chosen model alone, and this observer sees every trial"
 )
@@ -74,7 +74,8 @@ def all_together(sweep: Path, plan: Plan) -> list[Proven]:
         if other_clients or _other_rows(configs) or _other_caps(configs):  # a client's size differs between cells
             event = for_worst_client(event)
         found.append(prove(unit, observer, event, delta, adjacency=ADJACENCIES[unit], clients=clients))
-    return _marked(found, configs, runs)
+    opened = [Record.read(run / FILE)[1].opened or {} for run in runs if (run / FILE).is_file()]
+    return _marked(found, configs, opened)
 
 
 def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
@@ -84,10 +85,10 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
     """
     assert plan.selection is not None
     planned = planned_cells(plan)
-    configs = [config for config, _ in planned]
+    configs = [config for config, *_ in planned]
     runs = runs_of(sweep, plan)
     # A trial that was killed and resumed was charged more than planned; its ledger says how much.
-    events = [event for _, event in planned] + [charged(run) for run in runs]
+    events = [event for _, event, _ in planned] + [charged(run) for run in runs]
     delta = _least_delta(configs)
     shared = _shared_noise([configure(run / "config.toml") for run in runs])
     found = []
@@ -99,7 +100,8 @@ def of_the_best(sweep: Path, plan: Plan) -> list[Proven]:
         answer = selection.epsilon(costs, plan.selection.trials, delta, ADJACENCIES[unit])
         answer = replace(answer, because=answer.because or ALONE)
         found.append(claim(unit, observer, answer, ADJACENCIES[unit], configs[0].data.clients))
-    return _marked(found, configs, runs)
+    # The facts of all cells, not of those that were drawn: which trials there were must stay secret.
+    return _marked(found, configs, [facts for *_, facts in planned])
 
 
 def _unprotected(configs: Sequence[Config], unit: Unit, observer: Observer) -> str | None:
@@ -114,33 +116,35 @@ def _least_delta(configs: Sequence[Config]) -> float:
     return min((config.budget.delta for config in configs), default=1e-5)
 
 
-def _marked(claims: list[Proven], configs: Sequence[Config], runs: Sequence[Path]) -> list[Proven]:
-    """The claims, marked: simulated clients, research mode, and what was read from the data."""
+def _marked(claims: list[Proven], configs: Sequence[Config], opened: Sequence[Mapping[str, Any]]) -> list[Proven]:
+    """The claims, marked: simulated clients, research mode, and what the first lines of ledgers say (`opened`)."""
     if any(config.random != "secure" for config in configs):
         claims = [saying(claim, RESEARCH) for claim in claims]
-    ledgers = [Record.read(run / FILE)[1].opened or {} for run in runs if (run / FILE).is_file()]
-    for words in dict.fromkeys(words for opened in ledgers for words in assumed_public(opened)):
+    for words in dict.fromkeys(words for facts in opened for words in assumed_public(facts)):
         claims = [saying(claim, words) for claim in claims]
     simulated = any(config.data.partition != "column" and config.data.clients > 1 for config in configs)
     return [replace(claim, simulated=simulated and claim.unit == "client") for claim in claims]
 
 
-def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event]]]:
-    """Every cell that a trial may choose, and its planned cost; fails where a cell cannot run."""
+def planned_cells(plan: Plan) -> list[tuple[Config, dict[Pair, Event], dict[str, Any]]]:
+    """Every cell that a trial may choose, its planned cost, and what its claims assume.
+
+    Fails where a cell cannot run.
+    """
     return [_planned(plan, cell) for cell in (plan.selection.cells if plan.selection else [])]
 
 
-def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Event]]:
-    """What a trial of this cell would be charged."""
-    from shoal.execution import refuse_own_weights
+def _planned(plan: Plan, cell: Mapping[str, Any]) -> tuple[Config, dict[Pair, Event], dict[str, Any]]:
+    """What a trial of this cell would be charged, and would assume."""
+    from shoal.execution import refuse_own_weights, run_facts
     from shoal.prepare import limit_of, prepare
 
     config, simulator = prepare(configure(plan.base | dict(cell)), None, None)
     refuse_own_weights(config, simulator)
-    algorithm, setting = config.algorithm, simulator.setting
+    algorithm, setting, facts = config.algorithm, simulator.setting, run_facts(config, simulator)
     simulator.close()
     rounds = affordable(algorithm, setting, limit_of(config))
-    return config, {pair: whole_run(algorithm, setting, rounds, *pair) for pair in PAIRS}
+    return config, {pair: whole_run(algorithm, setting, rounds, *pair) for pair in PAIRS}, facts
 
 
 def _shared_noise(configs: Sequence[Config]) -> str | None:

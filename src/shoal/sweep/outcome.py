@@ -29,8 +29,9 @@ LOOKING_COSTS = (
     "sum of all cells (--charge), or the price of a private selection (--private-selection)."
 )
 ONLY_THE_BEST = (
-    "Only the chosen model is covered. The number of trials (visible in its folder's name) and the results of the "
-    "others must stay secret; records that figures are measured on are not protected."
+    "Only the chosen model is covered. The number of trials (visible in its folder's name, and in the times of its "
+    "ledger to whoever knows when the sweep began) and the results of the others must stay secret; records that "
+    "figures are measured on are not protected."
 )
 
 
