@@ -191,6 +191,29 @@ def test_a_message_is_what_was_sent():
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
+def test_a_message_is_sent_without_a_wait_and_kept_until_it_has_come(monkeypatch):
+    """Gloo forgets what it is sending where a connection breaks: who waits for it waits for ever."""
+
+    def waits(*_):
+        raise AssertionError("it waited")
+
+    sent = []
+    monkeypatch.setattr(ranks, "_talks", {})
+    monkeypatch.setattr(ranks.dist, "send", waits)
+    monkeypatch.setattr(ranks.dist, "isend", lambda part, to: sent.append((part, to)))
+    for number in range(3):
+        Ranks(0, 2).send(1, {}, number=number)
+    assert [to for _, to in sent] == [1] * 6
+    assert ranks._unpacked(sent[5][0])[1] == {"number": 2, ranks.TAKEN: 0}
+    talk = ranks._talk(1)
+    assert len(talk.underway) == 3
+    talk.received(2)
+    ((size, _), (content, _)) = talk.underway[0]
+    assert (size is sent[4][0], content is sent[5][0], len(talk.underway)) == (True, True, 1)
+    Ranks(0, 2).send(1, {})
+    assert ranks._unpacked(sent[7][0])[1] == {ranks.TAKEN: 1}
+
+
 def test_a_lost_connection_is_a_line_that_names_the_rank_and_one_rank_that_lost_rank_0_says_so():
     for rank, silent in ((0, False), (1, False), (2, True)):
         with (

@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event, Thread, Timer
 from typing import Any, TypeVar
@@ -41,7 +42,9 @@ LOOPBACK = "127.0.0.1"
 GOODBYE = 1  # the tag of what rank 0 sends when it ends by itself: it has arrived before its connections are closed
 HEARING = timedelta(minutes=1)
 """How long rank 1 waits to hear how rank 0 ends, once another rank has gone."""
-END, FAILED = "end", "failed"  # notes
+DELIVERY = timedelta(minutes=10)
+"""How long rank 0 waits until the last message has come."""
+END, FAILED, TAKEN = "end", "failed", "taken"  # notes; the last is how many messages of the other side have come
 NOTES = "notes"
 
 Found = TypeVar("Found")
@@ -70,6 +73,41 @@ class Dismissed(RunError):
         self.tensors, self.result = tensors, result
 
 
+@dataclass
+class _Talk:
+    """The messages from and to another rank: how many have come, and those that may still be on their way."""
+
+    taken: int = 0
+    sent: int = 0
+    underway: deque[list[tuple[Tensor, Any]]] = field(default_factory=deque)
+
+    def send(self, to: int, parts: Sequence[Tensor]) -> None:
+        """Gloo sends what is kept here."""
+        self.sent += 1
+        self.underway.append([])
+        for part in parts:
+            self.underway[-1].append((part, dist.isend(part, to)))
+
+    def received(self, taken: int) -> None:
+        """A message has come, from a rank that has so many of ours."""
+        self.taken += 1
+        while self.underway and self.sent - len(self.underway) < taken:
+            self.underway.popleft()
+
+    def wait(self, most: timedelta) -> None:
+        """Until all have come, or the other rank has gone."""
+        for _, work in [part for message in self.underway for part in message]:
+            with suppress(RuntimeError):
+                work.wait(most)
+
+
+_talks: WeakKeyDictionary[Any, dict[int, _Talk]] = WeakKeyDictionary()  # of a process group
+
+
+def _talk(other: int) -> _Talk:
+    return _talks.setdefault(dist.group.WORLD, {}).setdefault(other, _Talk())
+
+
 @dataclass(frozen=True)
 class Ranks:
     """Rank `rank` of `count`; a process on its own is rank 0 of 1."""
@@ -83,10 +121,13 @@ class Ranks:
         return range(1, self.count)
 
     def send(self, to: int, tensors: Mapping[str, Tensor], **notes: Any) -> None:
-        """Send a message to a rank."""
+        """Send a message to a rank, without waiting until it has come.
+
+        Gloo forgets what it is sending where a connection breaks, and a wait for that never ends. What comes next
+        finds the connection broken.
+        """
         with self._talking(to):
-            for part in _packed(tensors, notes):
-                dist.send(part, to)
+            _talk(to).send(to, _packed(tensors, notes | {TAKEN: _talk(to).taken}))
 
     def receive(self, source: int) -> Message:
         """The next message of a rank.
@@ -100,7 +141,8 @@ class Ranks:
             dist.recv(size, source)
             content = torch.empty(int(size), dtype=torch.uint8)
             dist.recv(content, source)
-        tensors, notes = _unpacked(content)
+            tensors, notes = _unpacked(content)
+            _talk(source).received(notes.pop(TAKEN, 0))
         if END in notes:
             _listen_for_goodbye()
             raise Dismissed(tensors, notes[END])
@@ -114,6 +156,8 @@ class Ranks:
         for rank in self.others:
             with suppress(Lost):
                 self.send(rank, tensors, **{END: result})
+        for rank in self.others:
+            _talk(rank).wait(DELIVERY)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite every rank's tensor with rank 0's."""
