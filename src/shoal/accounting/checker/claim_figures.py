@@ -141,10 +141,10 @@ def claim_line(claim: Mapping[str, Any], work: Work | None = None) -> Line:
     except TooMuch as error:
         return Line("unknown", what, too_much(error))
     except Unproven as error:
-        return Line("no", what, f"epsilon {epsilon:.6g} is claimed, but nothing is proven: {error}")
+        return Line("no", what, f"epsilon {epsilon} is claimed, but nothing is proven: {error}")
     except (KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError, ArithmeticError) as error:
         return Line("unknown", what, f"cannot be checked: malformed, {type(error).__name__} {error}")
-    said = f"epsilon {epsilon:.6g} at delta {delta:g} ({claim['adjacency']}); recomputed {found.epsilon:.6g}"
+    said = f"epsilon {epsilon} at delta {delta:g} ({claim['adjacency']}); recomputed {found.epsilon:.6g}"
     if not found.epsilon <= epsilon * (1 + AGREE) + 1e-9:
         return Line("no", what, said)
     for name, claimed, own in (
