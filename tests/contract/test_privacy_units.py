@@ -223,6 +223,15 @@ def test_of_many_clients_the_worst_twenty_are_shown(tmp_path):
     assert "And 3 more" in (result.run / "report.html").read_text()
 
 
+def test_clients_are_shown_where_rdp_does_not_understand_their_sampling(tmp_path):
+    data = shoal.from_clients([rows(size, size) for size in (90, 30)], test=rows(50))
+    changes = {"rounds": 1, "records.sampling": "with-replacement"}
+    result = shoal.run(RECORD_LEVEL | changes, data=data, runs=tmp_path)
+    shown = json.loads((result.run / "result.json").read_text())["by_client"]["clients"]
+    assert [row["records"] for row in shown] == [30, 90]
+    assert shown[0]["epsilon"] == pytest.approx(proven(result, "record")[0]["epsilon"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "changes", [{"records.rate": 0.1, "records.nominal_records": 90}, {"algorithm": "trusted-curator"}]
 )

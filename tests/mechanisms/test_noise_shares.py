@@ -103,7 +103,8 @@ def test_who_is_not_protected_is_told_why():
     assert "for one record" in event(METHOD, setting, 0, "client", "server").because
     assert "holds the raw records" in event(METHOD, setting, 0, "record", "client-process").because
     copies = event(METHOD, replace(setting, multiplicity=3), 0, "record", "server")
-    assert copies == Gaussian(1 / 3), "copies may all be sampled: nothing is amplified"
+    assert isinstance(copies, Gaussian), "copies may all be sampled: nothing is amplified"
+    assert copies.noise == pytest.approx(1 / 3)
     unequal = event(METHOD, replace(setting, sizes=(100, 1000)), 0, "record", "server")
     assert unequal.sampling_rate == 0.6, "that of the smallest site"
 
@@ -205,6 +206,25 @@ def test_a_round_has_the_shares_of_all_clients():
     assert not chi_square_fits(found / scale * 0.97)
 
 
+@pytest.mark.parametrize("bits", [8, 14])
+def test_noise_on_a_grid_leaves_nothing_of_the_gradients_between_its_points(bits):
+    """In research mode too: what a sum is beyond whole steps would be that of the gradients, without any noise."""
+    sim = simulator(small("distributed-dp-sgd", per_update=GradientSum(bits=bits)))
+    with one_thread():
+        noisy = sim.cohort.sum(np.arange(CLIENTS), sim.params, {}, NOW).update
+    steps = noisy / sim.cohort.algorithm.per_update.step(sim.cohort.algorithm.bound({}, 0, ROUNDS))
+    assert sim.cohort.streams.mode == "research"
+    assert torch.equal(steps, steps.round())
+    assert steps.unique().numel() > 10
+
+
+def test_a_coarse_grid_is_charged_in_research_mode_as_well():
+    coarse = replace(METHOD, per_update=GradientSum(bits=8), per_round=NoiseShares(noise_multiplier=0.01))
+    found = coarse.round(Setting(10, 5, sizes=(100,), parameters=1000), 0)
+    assert coarse.per_round.distance(found) == pytest.approx(1000 * tau(0.01 * 256 / math.sqrt(6), 10))
+    assert coarse.per_round.distance(found) > 1
+
+
 def chosen(sampler, rows):
     """Batches of our own choosing, the same for every client."""
     return altered(sampler, draw=lambda self, generator, records, steps: np.array([rows]))
@@ -225,7 +245,11 @@ def test_a_record_is_rounded_towards_zero_on_the_grid_and_never_longer_than_its_
     bound = record.bound({}, 0, ROUNDS)
     step = record.per_update.step(bound)
     sims = {n: simulator(replace(record, records=chosen(record.records, [n])), layers=3) for n in range(6)}
-    exact = {n: summed(sim)[0] for n, sim in sims.items()}
+    fine = replace(record, per_update=GradientSum(bits=24))
+    exact = {
+        n: summed(twin(sim, algorithm=replace(fine, records=sim.cohort.algorithm.records)))[0]
+        for n, sim in sims.items()
+    }
     whole = 0
     for n, sim in sims.items():
         found = summed(sim, streams=SecureStreams())[0]

@@ -11,7 +11,7 @@ of sigma C or more; who sees only models, of sigma C sqrt(n/(n - t)) or more. A 
 is `per_round.threshold`, t is `per_round.colluding`. A site that drops out takes its share along, and n are enough.
 One step a round: in a second one a record could move the gradients of all others of its site.
 
-In secure mode gradients and noise are on a grid, after Kairouz, Liu & Steinke (2021), but each record is rounded
+Gradients and noise are on a grid, after Kairouz, Liu & Steinke (2021), but each record is rounded
 towards 0, which makes none longer (mechanisms/noise_shares.py).
 
 M. Abadi et al. (2016), Deep Learning with Differential Privacy. https://arxiv.org/abs/1607.00133

@@ -14,14 +14,16 @@ has noise of at least
 in units of S. Nobody but its own site sees whether a record was sampled, so sampling amplifies. Who answers is seen,
 and the server, which is not trusted, chooses them: against it a record's site takes part in every round.
 
-In secure mode each record's part is rounded towards 0 to multiples of a public step, at least 2^bits of them to S,
-which makes none longer. A share is a discrete Gaussian of r = s/step on that grid. The sum of h shares is within a
-factor e^tau, in each coordinate, of the discrete Gaussian of width r sqrt h (Kairouz, Liu & Steinke 2021, section 3),
+Each record's part is rounded towards 0 to multiples of a public step, at least 2^bits of them to S, which makes none
+longer; noise on a grid would hide nothing of what lies between its points. A share is a discrete Gaussian of
+r = s/step on that grid. The sum of h shares is within a factor e^tau, in each coordinate, of the discrete Gaussian of
+width r sqrt h (Kairouz, Liu & Steinke 2021, section 3),
 
     tau = 10 sum_{k=1}^{h-1} exp(-2 pi^2 r^2 k/(k + 1))
 
 so that tau, times the coordinates, is a distance that is added to delta (SamplerError); r must be 4 or more. That
 discrete Gaussian is charged as the continuous one of which it is a post-processing (discrete_gaussian.continuous).
+On CUDA, in research mode, shares are continuous, and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class GradientSum(UpdateMechanism):
     """Boundary `per_update`: the update is the sum of one step's clipped gradients.
 
     Attributes:
-        bits: In secure mode each record's gradient is rounded to multiples of 2^-bits of the clip norm, or less.
+        bits: Each record's gradient is rounded to multiples of 2^-bits of the clip norm, or less.
     """
 
     bits: int = 14
@@ -73,7 +75,7 @@ class GradientSum(UpdateMechanism):
         return updates
 
     def step(self, bound: float) -> float:
-        """The rounding step of each record's part, in secure mode."""
+        """The rounding step of each record's part."""
         return grid(bound, self.bits)
 
 
@@ -130,16 +132,15 @@ class NoiseShares(Gaussian):
         threshold, colluding = self.quorum(round.many)
         honest = threshold - (colluding if observer == "server" else 0)
         z = self.multiplier(*round.when) * math.sqrt(honest / (threshold - colluding))
-        return charged(z, z * _steps(round)) if round.setting.secure and z else z
+        return charged(z, z * _steps(round)) if z else z
 
     def distance(self, round: Round) -> float:
         """How far a sum of shares, and a batch of public width, are from what is charged."""
         setting = round.setting
-        if not setting.secure:
-            return 0.0
         threshold, colluding = self.quorum(round.many)
         width = self.multiplier(*round.when) * _steps(round) / math.sqrt(threshold - colluding)
-        return tau(width, round.many) * setting.parameters + setting.multiplicity * round.records.wider()
+        wider = setting.multiplicity * round.records.wider() if setting.secure else 0.0
+        return tau(width, round.many) * setting.parameters + wider
 
     def share(self, bound: float, cohort: int, t: int, total: int) -> float:
         """The standard deviation s of each site's share."""
@@ -172,14 +173,19 @@ def _steps(round: Round) -> float:
     return 1 / round.per_update.step(1.0) if round.per_update is not None else math.inf
 
 
+def on_grid(updates: Tensor, secure: bool) -> bool:
+    """Are shares of noise, and so records, on a grid? On CUDA, in research mode, they are not."""
+    return secure or not updates.is_cuda
+
+
 def add_shares(updates: Tensor, scale: float, step: float, generators: Sequence[np.random.Generator]) -> Tensor:
     """Updates [k, P], each plus its site's share of the noise.
 
-    It is what a site draws: a discrete Gaussian on the grid. On CUDA, in research mode, it is a continuous one.
+    It is what a site draws: a discrete Gaussian on the grid, unless the generators draw continuous ones.
     """
     if scale == 0:
         return updates
-    if updates.is_cuda and not isinstance(generators[0], SecureGenerator):
+    if not isinstance(generators[0], SecureGenerator):
         return add_to_updates(updates, scale, generators)
     for row, generator in enumerate(generators):
         assert isinstance(generator, SecureGenerator)

@@ -157,8 +157,9 @@ class Spending:
             return []
         times = Counter(t for intent in self._ledger.charged for t in range(intent.first - 1, intent.round))
         spent = {size: self._done(settings[size], times) for size in settings}
-        by_rdp = {size: self._record_claim(spent[size], "rdp").epsilon or math.inf for size in settings}
-        worst = sorted(range(len(sizes)), key=lambda client: -by_rdp[int(sizes[client])])[:MOST_CLIENTS]
+        by_rdp = {size: self._record_by_rdp(spent[size]) for size in settings}
+        by_cost = sorted(range(len(sizes)), key=lambda client: (-by_rdp[int(sizes[client])], sizes[client]))
+        worst = by_cost[:MOST_CLIENTS]
         proven = {size: self._record_claim(spent[size], "pld") for size in {int(sizes[client]) for client in worst}}
         found = [(client, proven[int(sizes[client])]) for client in worst]
         return sorted(found, key=lambda row: -(row[1].epsilon or math.inf))
@@ -167,6 +168,13 @@ class Spending:
         """The charged rounds, each as often as it was charged, in another setting."""
         rounds = ((event(self._algorithm, setting, t, *_RECORD), count) for t, count in sorted(times.items()))
         return Compose(tuple(Repeat(Compose((each,)), count) for each, count in rounds))
+
+    def _record_by_rdp(self, spent: Event) -> float:
+        """What a record costs by RDP; infinite where that has no bound, so that the smallest clients come first."""
+        try:
+            return self._record_claim(spent, "rdp").epsilon or math.inf
+        except ConfigError:  # RDP does not understand it
+            return math.inf
 
     def _record_claim(self, spent: Event, accountant: str) -> Proven:
         return prove(*_RECORD, spent, self.limit.delta, accountant, adjacency=ADJACENCIES["record"])

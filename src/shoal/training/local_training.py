@@ -22,6 +22,7 @@ from torch import Tensor
 
 from shoal.gradients import Network, RecordTape, Tape
 from shoal.gradients.tapes import GradientTape
+from shoal.mechanisms.noise_shares import on_grid
 from shoal.mechanisms.sanitiser import Sanitiser, StepMetrics, Summed
 from shoal.mechanisms.update_clipping import PIECE
 from shoal.precision import Precision, autocast, no_autocast, rough
@@ -131,7 +132,8 @@ def _first(
     clipping = sanitiser(context, client_params, clients, index, state)
     rate, step = local.rate(index.t, index.total), None
     chosen = GradientSum(rate) if algorithm.sums_gradients else optimizer(local, rate, context.network.layout)
-    if algorithm.sums_gradients and algorithm.per_update is not None and context.streams.mode == "secure":
+    secure = context.streams.mode == "secure"
+    if algorithm.sums_gradients and algorithm.per_update is not None and on_grid(params, secure):
         step = algorithm.per_update.step(algorithm.bound(state, index.t, index.total))
     carried = chosen.state(client_params)
     for name, rows in carried.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from shoal.data.partitions import Partition
 from shoal.errors import RunError
 from shoal.gradients import Layout
-from shoal.mechanisms.noise_shares import add_shares
+from shoal.mechanisms.noise_shares import add_shares, on_grid
 from shoal.mechanisms.sampling import participation
 from shoal.mechanisms.sanitiser import StepMetrics
 from shoal.mechanisms.update_clipping import noisy_share, weighed_sum
@@ -209,10 +209,11 @@ class SimulatedCohort(TrainingContext, Cohort):
             return updates
         assert self.algorithm.per_update is not None
         names = [("noise share", index.t, index.attempt, client) for client in clients.tolist()]
-        if updates.is_cuda and self.streams.mode != "secure":
-            generators = [self.streams.generator(*name) for name in names]
-        else:
+        generators: Sequence[np.random.Generator]
+        if on_grid(updates, self.streams.mode == "secure"):
             generators = [SecureGenerator(self.streams.keystream(*name)) for name in names]
+        else:
+            generators = [self.streams.generator(*name) for name in names]
         return add_shares(updates, scale, self.algorithm.per_update.step(clip_norm), generators)
 
     def _share(self, clip_norm: float, index: RoundIndex) -> float | None:

@@ -3,7 +3,7 @@
     u <- -(lr/B) sum_i clip(g_i)
 
 It is summed in float64 and never added to the model, where it would lose digits: sites' noise is added later, to the
-sum of their updates. In secure mode every record is rounded first (`OnGrid`), so that this sum is exact.
+sum of their updates. Where these are on a grid every record is rounded first (`OnGrid`), so that this sum is exact.
 """
 
 from __future__ import annotations
