@@ -589,6 +589,12 @@ def test_observers_who_learn_the_same_share_a_row_and_a_bound_in_name_only_says_
     assert rows[3]["note"] == "no noise"
 
 
+def test_what_is_not_proven_names_simulated_clients_too():
+    simulated = claim("client", "server", because="no noise") | {"simulated": True}
+    rows = proven_rows([simulated, claim("record", "server", because="no noise")])
+    assert [row["unit"] for row in rows] == ["a simulated client and a record"]
+
+
 def test_notes_that_all_bounds_share_are_printed_once():
     rows = proven_rows([claim("client", "release", 4.0), claim("record", "release", 5.0)])
     both = [row | {"note": f"PLD; seed secret{more}"} for row, more in zip(rows, ("", "; K public"), strict=True)]

@@ -184,7 +184,7 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
 
 def _cells(outcome: Outcome, private: bool) -> Table:
     from shoal.report.compare import by_headline
-    from shoal.report.plots import UNITS
+    from shoal.report.plots import unit_in_words
     from shoal.report.scores import name_of
     from shoal.sweep.outcome import frontier, whom
 
@@ -193,7 +193,8 @@ def _cells(outcome: Outcome, private: bool) -> Table:
     keys = list(outcome.entries[0].choice)
     figures = list(by_headline(outcome.entries)) or ["score"]
     unit, observer = whom(outcome.plan)
-    head = [*keys, *map(name_of, figures), f"proven epsilon, {UNITS[unit]}"]
+    whose = unit_in_words(unit, *(entry.run for entry in entries))
+    head = [*keys, *map(name_of, figures), f"proven epsilon, {whose}"]
     table = Table("cell", *map(escape, head), "", box=None, pad_edge=False)
     for entry in entries:
         style = "red" if entry.failed else "bold" if entry.best else None

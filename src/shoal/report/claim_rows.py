@@ -92,11 +92,11 @@ def _note(claim: dict[str, Any]) -> str:
 def _reasons(unproven: list[dict[str, Any]], of: int) -> list[dict[str, str]]:
     reasons: dict[str, list[tuple[str, str]]] = {}
     for claim in unproven:
-        pair = (str(claim.get("unit")), str(claim.get("observer")))
+        pair = (whose(claim | {"adjacency": None}), str(claim.get("observer")))
         reasons.setdefault(str(claim.get("because")), []).append(pair)
     rows = []
     for because, pairs in reasons.items():
-        units = " and ".join(dict.fromkeys(UNITS.get(unit, unit) for unit, _ in pairs))
+        units = " and ".join(dict.fromkeys(unit for unit, _ in pairs))
         observers = ", ".join(dict.fromkeys(OBSERVERS.get(who, who) for _, who in pairs))
         row = {"unit": units, "observer": "all" if len(pairs) == of else observers, "epsilon": "", "delta": ""}
         rows.append(row | {"note": because, "tone": "no"})

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.accounting.rounding import IN_NAME_ONLY, plain
 from shoal.accounting.rounding import epsilon as epsilon_words
 from shoal.errors import RunError
-from shoal.report.plots import OBSERVERS, PLAIN, UNITS
+from shoal.report.plots import OBSERVERS, PLAIN, unit_in_words
 from shoal.report.run_page import render, write_page
 from shoal.report.run_reader import REPORT, Run
 from shoal.report.scores import DIVERGED, Scores, name_of, number, title_of
@@ -158,7 +158,7 @@ def _frontier(group: Sequence[tuple[Entry, Run]], place: int, unit: str, observe
         return None
     scores = group[0][1].scores
     points = [_point(entry, run, unit, observer) for entry, run in group]
-    whom = f"{UNITS.get(unit, unit)}; observer: {OBSERVERS.get(observer, observer)}"
+    whom = f"{unit_in_words(unit, *(run for _, run in group))}; observer: {OBSERVERS.get(observer, observer)}"
     note = f"One point per run. The line is the best {scores.name} at each epsilon"
     unlearnt = any(not point["learnt"] for point in points)
     return {

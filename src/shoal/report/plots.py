@@ -142,7 +142,7 @@ def _epsilon(run: Run) -> Plot | None:
     """
     lines = {} if run.selected else _spent(run)
     columns = [
-        (f"{_unit(run, unit)}, {observers_in_words(observers)}", dict(values), tone, False)
+        (f"{unit_in_words(unit, run)}, {observers_in_words(observers)}", dict(values), tone, False)
         for tone, ((unit, values), observers) in enumerate(lines.items(), start=1)
     ]
     tones = {
@@ -184,8 +184,11 @@ def _published_marks(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _unit(run: Run, unit: str) -> str:
-    return whose({"unit": unit, "simulated": unit == "client" and run.simulated})
+def unit_in_words(unit: str, *runs: Run | None) -> str:
+    """`a simulated client`, where any of the runs has such clients, or `a client`."""
+    return whose(
+        {"unit": unit, "simulated": unit == "client" and any(run is not None and run.simulated for run in runs)}
+    )
 
 
 def _spent(run: Run) -> dict[tuple[str, tuple[tuple[int, float], ...]], list[str]]:
