@@ -288,14 +288,12 @@ class Site:
         if old.digest == terms.digest:
             return False
         first, total = last.next, old.setting.rounds
-        rounds, charged = range(first, total), replace(last, next=total)
         site_ledger = self._open(old, Requirements())
         site_ledger.records = last.records
-        site_ledger.charge(rounds, furthest=last.furthest)
-        charged.write(self.owner.folder, site_ledger.head)
+        site_ledger.charge(range(first, total), furthest=last.furthest)
         if (count := last.reported_repeats.repeats - last.repeats) > 0:
             site_ledger.charge_repeats(last.rerun(), count)
-        replace(charged, ended=True).write(self.owner.folder, site_ledger.head)
+        last.left().write(self.owner.folder, site_ledger.head)
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
 
