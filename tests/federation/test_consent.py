@@ -349,16 +349,21 @@ def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_b
 
 
 @pytest.mark.slow
-def test_repeats_are_charged_by_an_end_that_says_too_few_rounds(replies, tmp_path):
-    """A line without charges would make nothing of the whole ledger."""
+@pytest.mark.parametrize("said", [{"round": 0, "repeats": 2}, {"round": 2}])
+def test_a_coordinator_whose_ledger_is_an_older_copy_ends_nothing(replies, tmp_path, said):
+    """It does not know which rounds there were: all that were planned are charged before the next run."""
     site, terms, message = replies
     site.answer(TERMS, terms)
-    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
-    said = end_of(message, round=0)
-    site.answer(END, Payload(said | {"repeats": 2}))
+    for asks in ({"round": 1}, {"round": 1, "attempt": 1, "repeats": 1}):
+        assert "refused" not in site.answer(ROUND, Payload(message.values | asks, message.vectors)).values
+    assert site.answer(END, Payload(end_of(message, **said))).values["refused"] == OLDER_COPY
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "agreed" in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
     rounds, event = charged(tmp_path / "new")
-    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 5
+    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
 @pytest.mark.slow

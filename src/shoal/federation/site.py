@@ -388,7 +388,8 @@ class Site:
         )
         terms = self._agreed(message)
         self._refuse_old(terms, message)
-        done = min(message.number("round"), terms.setting.rounds)
+        done, said = min(message.number("round"), terms.setting.rounds), _said_repeats(message)
+        self._refuse_restored(terms, done, said)
         place = "member" in message.values and message.number("member")  # else it was asked for nothing since
         if Progress.read(self.owner.folder).ended and not place:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
@@ -406,7 +407,7 @@ class Site:
                 continue
             progress = self._keep(replace(progress, next=rounds.stop))
             count = min(count, done - progress.next)
-        affordable = self._ledger.affordable_repeats(progress.rerun(done), _said_repeats(message) - progress.repeats)
+        affordable = self._ledger.affordable_repeats(progress.rerun(done), said - progress.repeats)
         progress = self._charge_repeats(progress, progress.repeats + affordable, done)
         self._keep(replace(progress, ended=True))
         return Payload({"name": self.owner.name, "head": self._ledger.head})
