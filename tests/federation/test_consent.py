@@ -349,6 +349,20 @@ def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_b
 
 
 @pytest.mark.slow
+def test_an_end_charges_repeats_by_the_rounds_that_the_budget_paid_for(tmp_path):
+    """It pays for the first round four times, and not once for both: those run again were the first, and cheap."""
+    _, grid = served(tmp_path, curator(2, "linear:4:0.2"))
+    cap = 1.01 * epsilon(Repeat(Gaussian(4.0), 4), 1e-5).epsilon
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), Requirements(epsilon=cap)))
+    site.answer(TERMS, asked(grid, TERMS))
+    message = asked(grid, ROUND)
+    assert "refused" in site.answer(ROUND, Payload(message.values | {"round": 1}, message.vectors)).values
+    site.answer(END, Payload(end_of(message, round=2, repeats=3)))
+    site.close()
+    assert charged(tmp_path / "new")[0] == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [{"round": 0, "repeats": 2}, {"round": 2}])
 def test_a_coordinator_whose_ledger_is_an_older_copy_ends_nothing(replies, tmp_path, said):
     """It does not know which rounds there were: all that were planned are charged before the next run."""

@@ -251,7 +251,7 @@ class SiteLedger:
 
     def affordable_repeats(self, rounds: range, count: int) -> int:
         """How many of `count` such rounds the budget pays for; the site would have refused the others."""
-        if count < 1:
+        if count < 1 or not rounds:
             return 0
         worst = _wanted(self._costliest_again(rounds), self._pair)
         caps = self.requirements.caps.items()
