@@ -349,6 +349,19 @@ def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_b
 
 
 @pytest.mark.slow
+def test_rounds_that_are_over_are_charged_whatever_the_month_pays_for(replies, tmp_path):
+    """Epsilon 4 pays for two rounds of noise 1.633, but these may have been in four months."""
+    site, terms, message = replies
+    site.owner = replace(site.owner, requirements=Requirements(epsilon_per_month=4.0))
+    site.answer(TERMS, terms)
+    assert "refused" not in site.answer(END, Payload(end_of(message, round=3, repeats=1))).values
+    answer = site.answer(ROUND, message)
+    assert "owner's 4" in answer.values["refused"], "and nothing more leaves the site in this month"
+    site.close()
+    assert charged(tmp_path / "new")[0] == 4
+
+
+@pytest.mark.slow
 def test_an_end_charges_repeats_by_the_rounds_that_the_budget_paid_for(tmp_path):
     """It pays for the first round four times, and not once for both: those run again were the first, and cheap."""
     _, grid = served(tmp_path, curator(2, "linear:4:0.2"))
