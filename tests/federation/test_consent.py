@@ -349,16 +349,48 @@ def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_b
 
 
 @pytest.mark.slow
-def test_repeats_are_charged_by_an_end_that_says_too_few_rounds(replies, tmp_path):
-    """A line without charges would make nothing of the whole ledger."""
+def test_rounds_that_are_over_are_charged_whatever_the_month_pays_for(replies, tmp_path):
+    """Epsilon 4 pays for two rounds of noise 1.633, but these may have been in four months."""
+    site, terms, message = replies
+    site.owner = replace(site.owner, requirements=Requirements(epsilon_per_month=4.0))
+    site.answer(TERMS, terms)
+    assert "refused" not in site.answer(END, Payload(end_of(message, round=3, repeats=1))).values
+    answer = site.answer(ROUND, message)
+    assert "owner's 4" in answer.values["refused"], "and nothing more leaves the site in this month"
+    site.close()
+    assert charged(tmp_path / "new")[0] == 4
+
+
+@pytest.mark.slow
+def test_an_end_charges_repeats_by_the_rounds_that_the_budget_paid_for(tmp_path):
+    """It pays for the first round four times, and not once for both: those run again were the first, and cheap."""
+    _, grid = served(tmp_path, curator(2, "linear:4:0.2"))
+    cap = 1.01 * epsilon(Repeat(Gaussian(4.0), 4), 1e-5).epsilon
+    site = Site(Owner("new", tmp_path / "new", reader("digits", part=0), Requirements(epsilon=cap)))
+    site.answer(TERMS, asked(grid, TERMS))
+    message = asked(grid, ROUND)
+    assert "refused" in site.answer(ROUND, Payload(message.values | {"round": 1}, message.vectors)).values
+    site.answer(END, Payload(end_of(message, round=2, repeats=3)))
+    site.close()
+    assert charged(tmp_path / "new")[0] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [{"round": 0, "repeats": 2}, {"round": 2}])
+def test_a_coordinator_whose_ledger_is_an_older_copy_ends_nothing(replies, tmp_path, said):
+    """It does not know which rounds there were: all that were planned are charged before the next run."""
     site, terms, message = replies
     site.answer(TERMS, terms)
-    assert "refused" not in site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors)).values
-    said = end_of(message, round=0)
-    site.answer(END, Payload(said | {"repeats": 2}))
+    for asks in ({"round": 1}, {"round": 1, "attempt": 1, "repeats": 1}):
+        assert "refused" not in site.answer(ROUND, Payload(message.values | asks, message.vectors)).values
+    assert site.answer(END, Payload(end_of(message, **said))).values["refused"] == OLDER_COPY
+    site.close()
+    site = Site(site.owner)
+    other = replace(Terms.read(terms.text("terms"), ()), run="another")
+    assert "agreed" in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
     rounds, event = charged(tmp_path / "new")
-    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 5
+    assert rounds == sum(without_sampler(leaves(event))[0].values()) == 4
 
 
 @pytest.mark.slow

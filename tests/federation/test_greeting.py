@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 from shoal.accounting import privacy_ledger
 from shoal.accounting.privacy_ledger import Record
 from shoal.federation import coordinator, site_progress
+from shoal.federation.consent import Requirements
 from shoal.federation.flower.transport import key_identity
 from shoal.federation.key_files import public_pem
 from shoal.federation.messages import Payload
@@ -168,6 +169,29 @@ def test_a_site_whose_folder_knows_of_the_run_goes_on_after_another_one(tmp_path
     assert answers("site-0", between, first) == [None, None]
     assert answers("lost", first, between, first) == [FOLDER_LOST, None, FOLDER_LOST]
     assert answers("late", second) == [None]
+
+
+@pytest.mark.slow
+def test_a_site_that_left_a_run_for_one_that_it_then_refused_goes_on_with_the_first(tmp_path):
+    """The rest of the first run was charged, and too little was left for the second: the coordinator is no older."""
+    grid = with_sites(tmp_path, 4)
+    served(tmp_path, curator(4), grid)
+    terms, message = asked(grid, TERMS), asked(grid, ROUND)
+    other = Payload({"terms": replace(Terms.read(terms.text("terms")), run="other").text, "round": 0})
+    folder, found = tmp_path / "new", []
+    for epsilon, kind, said in (
+        (6.0, TERMS, terms),  # which five rounds exceed
+        (6.0, TERMS, other),
+        (20.0, TERMS, Payload(terms.values | {"round": 1, "member": 1})),
+        (20.0, ROUND, Payload(message.values | {"round": 1}, message.vectors)),
+        (20.0, TERMS, Payload(terms.values | {"round": 2, "member": 1})),
+    ):
+        owner = Owner("new", folder, reader("digits", part=0), Requirements(epsilon=epsilon))
+        site = Site(owner, joins=kind == TERMS)
+        found.append(site.answer(kind, said).values.get("refused"))
+        site.close()
+    assert found == [None, "the total epsilon would exceed the owner's 6 (delta 1e-05)", None, None, None]
+    assert Record.read(folder / "ledger.jsonl")[1].charged[-1].round == 4 + 1
 
 
 def test_a_site_whose_progress_is_lost_while_it_runs_answers_no_rounds(tmp_path):

@@ -229,17 +229,17 @@ class SiteLedger:
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
-        Raises Refused, and charges nothing, where this exceeds the budget. Equal rounds share one line of the ledger,
-        so a million of them take no more space than one. Record-level charges use this site's own number of records.
-        `history`: the rounds of this run that it answered; `again`: the round was run before, as missed ones before
-        `furthest` were.
+        Raises Refused, and charges nothing, where this exceeds the budget; that of a month counts only where the site
+        is asked. Equal rounds share one line of the ledger, so a million of them take no more space than one.
+        Record-level charges use this site's own number of records. `history`: the rounds of this run that it
+        answered; `again`: the round was run before, as missed ones before `furthest` were.
         """
         if asked is not None and self._algorithm.clients.separated:
             refuse_early(self._algorithm, self._setting, asked, history)
         pending = list(self._missed(missed, furthest))
         if asked is not None:
             pending.append((1, self._charged(asked, asked=True, history=history, again=again)))
-        self._write(pending)
+        self._write(pending, past=asked is None)
 
     def charge_repeats(self, rounds: range, count: int) -> None:
         """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
@@ -247,14 +247,14 @@ class SiteLedger:
         A round run again is a second draw of its clients, which may have been this one. Which round it was is not
         known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget.
         """
-        self._write([(count, _times(self._costliest_again(rounds), count))])
+        self._write([(count, _times(self._costliest_again(rounds), count))], past=True)
 
     def affordable_repeats(self, rounds: range, count: int) -> int:
         """How many of `count` such rounds the budget pays for; the site would have refused the others."""
-        if count < 1:
+        if count < 1 or not rounds:
             return 0
         worst = _wanted(self._costliest_again(rounds), self._pair)
-        caps = self.requirements.caps.items()
+        caps = self._caps(past=True).items()
         return min((self._pays_for(cap, most, worst, count) for cap, most in caps), default=count)
 
     def _costliest_again(self, rounds: range) -> tuple[Charge, ...]:
@@ -268,10 +268,10 @@ class SiteLedger:
         """Close the ledger's file."""
         self._ledger.close()
 
-    def _write(self, pending: list[tuple[int, tuple[Charge, ...]]]) -> None:
+    def _write(self, pending: list[tuple[int, tuple[Charge, ...]]], past: bool) -> None:
         """Write (number of rounds, charges) to the ledger; raise Refused, and write none, over the budget."""
         self._ledger.recover()
-        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)))
+        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)), past)
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
             for _, account in self._accounts.values():
@@ -337,9 +337,14 @@ class SiteLedger:
             range(1, paid + 1), True, key=lambda n: _far_over(self._by_rdp(account, repeated(event, n)), most)
         )
 
-    def _refuse_over_budget(self, event: Event) -> None:
+    def _caps(self, past: bool) -> dict[str, float]:
+        """The caps on a charge; not that of a month for rounds of the `past`, which may be of several months."""
+        caps = self.requirements.caps
+        return {cap: most for cap, most in caps.items() if not (past and cap == "epsilon_per_month")}
+
+    def _refuse_over_budget(self, event: Event, past: bool = False) -> None:
         """Raise Refused where this event would exceed a cap."""
-        for cap, most in self.requirements.caps.items():
+        for cap, most in self._caps(past).items():
             if self._exceeds(self._account(cap), self._counted(cap), event, most):
                 self._refuse_cap(cap, most)
 

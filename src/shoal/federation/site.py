@@ -288,14 +288,12 @@ class Site:
         if old.digest == terms.digest:
             return False
         first, total = last.next, old.setting.rounds
-        rounds, charged = range(first, total), replace(last, next=total)
         site_ledger = self._open(old, Requirements())
         site_ledger.records = last.records
-        site_ledger.charge(rounds, furthest=last.furthest)
-        charged.write(self.owner.folder, site_ledger.head)
+        site_ledger.charge(range(first, total), furthest=last.furthest)
         if (count := last.reported_repeats.repeats - last.repeats) > 0:
             site_ledger.charge_repeats(last.rerun(), count)
-        replace(charged, ended=True).write(self.owner.folder, site_ledger.head)
+        last.left().write(self.owner.folder, site_ledger.head)
         self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
         return True
 
@@ -355,7 +353,7 @@ class Site:
         missed = range(min(progress.next, index.t), index.t)
         repeats = max(_said_repeats(message), progress.repeats)
         own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
-        self._charge_repeats(progress, repeats - own, index.t + 1)
+        self._charge_repeats(progress, repeats - own, progress.rerun(index.t + 1))
         self._ledger.charge(missed, index.t, progress.answered, again, progress.furthest)
         # a block begun again allocates all of it anew
         kept_turn = progress.turn if again and index.t > turn else turn
@@ -390,7 +388,8 @@ class Site:
         )
         terms = self._agreed(message)
         self._refuse_old(terms, message)
-        done = min(message.number("round"), terms.setting.rounds)
+        done, said = min(message.number("round"), terms.setting.rounds), _said_repeats(message)
+        self._refuse_restored(terms, done, said)
         place = "member" in message.values and message.number("member")  # else it was asked for nothing since
         if Progress.read(self.owner.folder).ended and not place:
             return Payload({"name": self.owner.name, "head": self._ledger.head})
@@ -408,19 +407,22 @@ class Site:
                 continue
             progress = self._keep(replace(progress, next=rounds.stop))
             count = min(count, done - progress.next)
-        affordable = self._ledger.affordable_repeats(progress.rerun(done), _said_repeats(message) - progress.repeats)
-        progress = self._charge_repeats(progress, progress.repeats + affordable, done)
+        rounds = progress.rerun(done)
+        if progress.next < done:  # the site would have refused the later ones, which may cost more
+            rounds = range(rounds.start, progress.next)
+        affordable = self._ledger.affordable_repeats(rounds, said - progress.repeats)
+        progress = self._charge_repeats(progress, progress.repeats + affordable, rounds)
         self._keep(replace(progress, ended=True))
         return Payload({"name": self.owner.name, "head": self._ledger.head})
 
-    def _charge_repeats(self, progress: Progress, repeats: int, begun: int) -> Progress:
-        """Charge rounds that the coordinator has run again without this site, which may have been sampled then.
+    def _charge_repeats(self, progress: Progress, repeats: int, rounds: range) -> Progress:
+        """Charge some of these rounds, run again without this site, which may have been sampled then.
 
-        `repeats`: all of this run so far, in which `begun` rounds have begun.
+        `repeats`: how many were run again, in all of this run so far.
         """
         if (count := repeats - progress.repeats) <= 0:
             return progress
-        self._ledger.charge_repeats(progress.rerun(begun), count)
+        self._ledger.charge_repeats(rounds, count)
         return self._keep(replace(progress, repeats=repeats))
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:

@@ -74,10 +74,14 @@ class Progress:
         """The progress in the run of these terms, which begins at round `first` where it is new to this site."""
         if self.terms == terms.digest:
             return replace(self, ended=False, furthest=max(self.furthest, self.next))
-        answered = {**self.answered_before, self.terms: self.answered}
-        own = tuple(answered.pop(terms.digest, ()))
-        before = {digest: rounds for digest, rounds in answered.items() if rounds}
+        before = dict(self.left().answered_before)
+        own = tuple(before.pop(terms.digest, ()))
         return Progress(terms.run, terms.digest, first, ended=False, answered=own, answered_before=before)
+
+    def left(self) -> Progress:
+        """The progress of a site that is in no run; if it returns to one, that is new to it."""
+        answered = {**self.answered_before, self.terms: self.answered}
+        return Progress(answered_before={digest: rounds for digest, rounds in answered.items() if rounds})
 
     def rerun(self, begun: int = 0) -> range:
         """The rounds of which some may have been run again and are not charged yet, where `begun` have begun."""
