@@ -10,6 +10,7 @@ import torch
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
 from shoal.mechanisms.gaussian import Gaussian, StepNoise, gaussian_like
+from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.sparsification import Prune
 from shoal.mechanisms.update_clipping import Clip, NoisyClip
 from shoal.random.streams import Streams
@@ -155,3 +156,19 @@ def test_a_stream_for_noise_is_shared_with_nothing_else():
     ]
     first = [Streams(0).generator(*name).standard_normal() for name in names]
     assert len(np.unique(first)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["trusted-curator", "end-to-end-private"])
+def test_shares_of_seeded_sites_are_charged_as_the_discrete_ones_that_they_are(name):
+    """In a simulation in research mode the server adds continuous noise, and in a seeded federation none."""
+    record = algorithm(name)
+    seeded = Setting(100, 10, sizes=(10,), all_answer=False)
+    for at, lost in (("shared", True), ("server", False)):
+        method = replace(record, per_round=replace(record.per_round, at=at))
+        plain, sites, secure = (
+            method.round(setting, 0).counted(1.0)
+            for setting in (replace(seeded, all_answer=True), seeded, replace(seeded, secure=True))
+        )
+        assert plain == 1
+        assert sites == (secure if lost else 1)
+        assert secure < 1

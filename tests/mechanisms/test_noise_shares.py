@@ -28,6 +28,7 @@ from shoal.mechanisms.update_clipping import Clip
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 from shoal.training.local_training import _first, train
+from shoal.training.optimizers import gradient_sum
 from shoal.training.optimizers.gradient_sum import OnGrid
 from shoal.training.round_index import RoundIndex
 from support.small_federation import (
@@ -277,6 +278,31 @@ def test_what_is_measured_is_what_is_rounded():
         into = torch.zeros(1, layout.size, dtype=torch.float64)
         tape.accumulate(into, 1.0, factors * record)
         assert 0.2499 < float(into.norm()) <= 0.25
+
+
+def test_what_is_rounded_in_parts_is_what_is_rounded_as_a_whole(monkeypatch):
+    """The parts fit a CPU's cache; sums on the grid are exact, in any order."""
+    layout = Layout.of(torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3)))
+    made = torch.randn(2, 6, layout.size, generator=torch.Generator().manual_seed(0))
+    for layers in ("flat", "split"):
+        tape = OnGrid(GradientTape.of(layout, made), 2.0**-10, layout.named_layers)
+        factors = RecordClip(layers=layers).factors(tape.squares(), 0.25, layout.named_layers)
+        found = torch.zeros(2, 2, layout.size, dtype=torch.float64)
+        for into, most in zip(found, (2**17, 30), strict=True):
+            monkeypatch.setattr(gradient_sum, "IN_CACHE", most)
+            tape.accumulate(into, -0.5, factors)
+        clipped = torch.zeros_like(found[0])
+        for place, factor in zip(layout.named_layers.values(), factors.expand(2, -1, -1), strict=True):
+            clipped[:, place] = (made[..., place].double() * (-0.5 * 2**10 * factor).unsqueeze(2)).trunc().sum(1)
+        assert torch.equal(found[0], clipped * 2.0**-10)
+        assert torch.equal(found[0], found[1])
+
+
+def test_where_records_are_rounded_sites_are_trained_one_by_one():
+    """Else the gradients of all their records are in memory at once: of 20 sites, with 100,000 parameters, 3 GB."""
+    sim = simulator(small("distributed-dp-sgd"))
+    cohort, everybody = sim.cohort, np.arange(CLIENTS)
+    assert [len(chunk) for chunk in cohort.chunker.chunks(everybody, cohort.client_data.sizes(everybody))] == [1] * 10
 
 
 def test_a_recorded_step_is_not_replayed_on_another_grid():

@@ -605,13 +605,16 @@ def _own_cohort(terms: Terms, dataset: Dataset) -> SimulatedCohort:
     dataset = fitted(module, dataset, algorithm)
     for t in algorithm.different_rounds(rounds):
         algorithm.refuse_unfit(t, rounds, terms.setting.clients)
+    engine = _own_engine(settings.engine)
+    if algorithm.sums_gradients and terms.seed is not None:  # its noise is on a grid, to which CUDA rounds no record
+        engine = replace(engine, device="cpu")
     cohort = SimulatedCohort.of(
         algorithm,
         module,
         dataset,
         ListedPartition(np.arange(rows, dtype=np.int32), np.array([0, rows])),
         streams=SecureStreams() if terms.seed is None else Streams(terms.seed),
-        settings=_own_engine(settings.engine),
+        settings=engine,
     )
     layout, charged = cohort.network.layout, terms.charged.parameters
     if (layout.shared.size, layout.size) != (terms.parameters, charged):

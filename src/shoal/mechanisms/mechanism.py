@@ -505,9 +505,11 @@ class Round:
     def counted(self, noise: float) -> float:
         """The noise on updates that counts: all of it, but in secure mode what a discrete Gaussian on a grid leaves.
 
-        A count is rounded as a whole: a client moves it by 1/2, and rounding by up to a step more.
+        Sites of a seeded federation draw their shares on a grid too. A count is rounded as a whole: a client moves it
+        by 1/2, and rounding by up to a step more.
         """
-        if not self.setting.secure or noise == 0:
+        shared = self.setting.seeded and self.per_round is not None and self.per_round.at == "shared"
+        if not (self.setting.secure or shared) or noise == 0:
             return noise
         clip = self.per_update
         count = clip.count_rounding(self.cohort) if clip is not None and clip.counts else 0.0

@@ -58,6 +58,7 @@ class Chunker:
         if isinstance(network, RecordNetwork):  # of each of its views
             held += size * views
         # where records are rounded one by one, their gradients in float64 too; then clients are trained one by one
+        alone = algorithm.sums_gradients and device.type == "cpu"
         if most := max(held * isinstance(network, RecordNetwork), 3 * size * algorithm.sums_gradients):
             few = max(1, int(budget / 2 // (4 * most)))
             micro_batch = min(micro_batch or few, few)
@@ -71,7 +72,7 @@ class Chunker:
             activations = views * _activations(step.module, step.sample)
             self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))
             budget = min(budget, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
-        self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched else 1
+        self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched and not alone else 1
 
     def halve(self, clients: int) -> None:
         """A chunk of this many clients was too large for the memory."""

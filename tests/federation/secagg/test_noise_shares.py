@@ -27,6 +27,7 @@ from shoal.federation.site import Owner, Site
 from shoal.federation.site_records import reader
 from shoal.federation.terms import ROUND, TERMS, Terms
 from shoal.random.secure_streams import SecureGenerator, SecureStreams
+from shoal.training import context
 from support.federations import farthest, served, settings, simulated
 from support.loopback import Loopback, Peer
 from support.secure_cohort import Cohort
@@ -73,6 +74,21 @@ def test_sites_end_where_the_simulator_does(tmp_path, finished):
     for key in ("noise", "clip", "clients"):
         assert [line[key] for line in result.metrics] == pytest.approx([line[key] for line in expected.metrics])
     assert result.metrics[0]["noise"] == pytest.approx(0.5 / 5 * math.sqrt(4 / 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeded", "device"), [(True, "cpu"), (False, "auto")])
+def test_a_seeded_site_rounds_its_records_also_where_it_has_a_gpu(tmp_path, monkeypatch, seeded, device):
+    """On CUDA, in research mode, none is rounded, and the sum was as a whole: a record moves each coordinate more."""
+    asked = []
+
+    def pick(name):
+        asked.append(name)
+        return torch.device("cpu")
+
+    monkeypatch.setattr(context, "pick_device", pick)
+    served(tmp_path, given(federation__seeded=seeded, rounds=1, engine__device="auto"), with_keys(tmp_path))
+    assert asked == [device] * 4
 
 
 @pytest.mark.slow

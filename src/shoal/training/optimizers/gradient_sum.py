@@ -20,6 +20,8 @@ from shoal.mechanisms.update_clipping import row_norms
 from shoal.training.optimizers.optimizer import State
 
 SUM = "sum"
+IN_CACHE = 2**17
+"""Numbers that a CPU rounds at a time, in float64: those of a whole batch would go through memory several times."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,9 @@ class OnGrid:
     def accumulate(self, into: Tensor, scale: float, factors: Tensor | None = None) -> None:
         """into[K, P] += scale x gradient, rounded."""
         assert factors is not None
-        for place, factor in zip(self._places, factors.expand(len(self._places), -1, -1), strict=True):
-            parts = self._records[..., place].double() * (factor.double() * (scale / self._step)).unsqueeze(2)
-            into[:, place] += parts.trunc_().sum(1).mul_(self._step)
+        steps = (factors.double() * (scale / self._step)).unsqueeze(3).expand(len(self._places), -1, -1, -1)
+        width = into.shape[1] if into.is_cuda else max(1, IN_CACHE // max(1, steps[0].numel()))
+        for place, factor in zip(self._places, steps, strict=True):
+            columns = torch.split(self._records[..., place], width, 2), torch.split(into[:, place], width, 1)
+            for few, sums in zip(*columns, strict=True):
+                sums += few.double().mul_(factor).trunc_().sum(1).mul_(self._step)
