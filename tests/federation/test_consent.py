@@ -375,6 +375,68 @@ def test_an_end_charges_repeats_by_the_rounds_that_the_budget_paid_for(tmp_path)
     assert charged(tmp_path / "new")[0] == 4
 
 
+def limited(folder, rounds, noise, *most):
+    """A site whose budget pays for rounds of this noise and no more, and the messages of a run."""
+    _, grid = served(folder, curator(rounds, noise))
+    cap = 1.001 * epsilon(Compose(tuple(map(Gaussian, most))), 1e-5).epsilon
+    site = Site(Owner("new", folder / "new", reader("digits", part=0), Requirements(epsilon=cap)))
+    return site, asked(grid, TERMS), asked(grid, ROUND), cap
+
+
+def again(message, t, repeats):
+    return Payload(message.values | {"round": t, "attempt": 1, "repeats": repeats}, message.vectors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False])
+def test_repeats_of_which_the_cheap_ones_may_have_spent_the_budget_spend_it(tmp_path, ends):
+    """It pays for both rounds and for the cheap one again, not for the other: it may have been in that one."""
+    site, terms, message, cap = limited(tmp_path, 2, "linear:4:1", 4.0, 2.5, 4.0)
+    site.answer(TERMS, terms)
+    said = end_of(message, round=2, repeats=2)
+    if ends:
+        for _ in range(2):  # it spends the budget once
+            site.answer(END, Payload(said))
+    else:
+        site.answer(ROUND, Payload(message.values | {"round": 1}, message.vectors))
+        site.answer(TERMS, Payload(terms.values | {"charged": 2}))
+        site.close()
+        site = Site(replace(site.owner, requirements=Requirements()))
+        other = replace(Terms.read(terms.text("terms"), ()), run="another")
+        assert "agreed" in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    site.close()
+    rounds, event = charged(tmp_path / "new")
+    assert rounds == 3
+    assert epsilon(event, 1e-5).epsilon > cap
+
+
+@pytest.mark.slow
+def test_a_site_answers_no_round_again_where_those_that_have_begun_spend_its_budget(tmp_path):
+    """Three rounds, in each of which it may have been, spend all of it. The first, run again, would be a fourth."""
+    site, terms, message, _ = limited(tmp_path, 3, 2.0, 2.0, 2.0, 2.0)
+    site.answer(TERMS, terms)
+    site.answer(TERMS, Payload(terms.values | {"charged": 3}))
+    assert "would exceed" in site.answer(ROUND, again(message, 0, 1)).values["refused"]
+    site.close()
+    assert charged(tmp_path / "new")[0] == 0, "all at the end"
+
+
+@pytest.mark.slow
+def test_an_end_first_charges_the_rounds_that_never_were(tmp_path):
+    """Two costly rounds are charged, and two cheap ones not, when the first is run again, and the run ends."""
+    site, terms, message, _ = limited(tmp_path, 4, "linear:1:4", 1.0, 1.75, 2.5, 3.25, 1.0)
+    site.answer(TERMS, terms)
+    site.answer(ROUND, Payload(message.values | {"round": 1}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"charged": 4}))
+    assert "refused" not in site.answer(ROUND, again(message, 0, 1)).values
+    site.answer(END, Payload(end_of(message, round=4, repeats=1)))
+    site.close()
+    rounds, event = charged(tmp_path / "new")
+    assert rounds == 5
+    noise = {round(leaf.noise, 2) for leaf in without_sampler(leaves(event))[0]}
+    assert noise == {1.0, 1.75, 2.5, 3.25}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [{"round": 0, "repeats": 2}, {"round": 2}])
 def test_a_coordinator_whose_ledger_is_an_older_copy_ends_nothing(replies, tmp_path, said):

@@ -58,6 +58,10 @@ CAPS = {
 """The caps on epsilon, and what each bounds."""
 
 
+Charged = tuple[int, tuple[Charge, ...]]
+"""How many rounds, and their charges."""
+
+
 def now() -> datetime:
     """The time, in the site's own zone."""
     return datetime.now().astimezone()
@@ -226,28 +230,52 @@ class SiteLedger:
         history: tuple[int, ...] = (),
         again: bool = False,
         furthest: int = 0,
+        rerun: tuple[range, int] = (range(0), 0),
+        later: range = range(0),
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget; that of a month counts only where the site
         is asked. Equal rounds share one line of the ledger, so a million of them take no more space than one.
         Record-level charges use this site's own number of records. `history`: the rounds of this run that it
-        answered; `again`: the round was run before, as missed ones before `furthest` were.
+        answered; `again`: the round was run before, as missed ones before `furthest` were. `rerun`: of which rounds
+        how many are charged as run again without it. `later`: rounds that have begun too, and are charged when the
+        site is asked for a later one, or at the end; the budget must pay for them as well.
         """
         if asked is not None and self._algorithm.clients.separated:
             refuse_early(self._algorithm, self._setting, asked, history)
-        pending = list(self._missed(missed, furthest))
+        pending = list(self._again(*rerun)) + list(self._missed(missed, furthest))
         if asked is not None:
             pending.append((1, self._charged(asked, asked=True, history=history, again=again)))
-        self._write(pending, past=asked is None)
+        if later:
+            self._refuse_over_budget(self._composed([*pending, *self._missed(later, furthest)]), past=True)
+        self._refuse_over_budget(self._composed(pending), past=asked is None)
+        self._write(pending)
 
-    def charge_repeats(self, rounds: range, count: int) -> None:
+    def charge_repeats(self, rounds: range, count: int, over: bool = False) -> None:
         """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
 
         A round run again is a second draw of its clients, which may have been this one. Which round it was is not
-        known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget.
+        known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget,
+        unless they are to be charged `over` it.
         """
-        self._write([(count, _times(self._costliest_again(rounds), count))], past=True)
+        pending = list(self._again(rounds, count))
+        if not over:
+            self._refuse_over_budget(self._composed(pending), past=True)
+        self._write(pending)
+
+    def repeats_to_charge(self, rounds: range, count: int) -> int:
+        """How many of `count` such rounds to charge: not those that the site would have refused.
+
+        Where rounds differ in cost, the budget may have paid for other ones, of which less of it is left: one more is
+        charged then, so that what the site answered did not cost more.
+        """
+        paid = self.affordable_repeats(rounds, count)
+        if paid >= count or not rounds or self._over_budget(NOTHING, past=True):
+            return paid
+        begun = _extremes(self._algorithm, range(rounds.stop), self._setting)
+        costs = {_wanted(self._charged(t, asked=False, again=a), self._pair) for t in begun for a in (False, True)}
+        return paid + (len(costs) > 1)
 
     def affordable_repeats(self, rounds: range, count: int) -> int:
         """How many of `count` such rounds the budget pays for; the site would have refused the others."""
@@ -268,17 +296,24 @@ class SiteLedger:
         """Close the ledger's file."""
         self._ledger.close()
 
-    def _write(self, pending: list[tuple[int, tuple[Charge, ...]]], past: bool) -> None:
-        """Write (number of rounds, charges) to the ledger; raise Refused, and write none, over the budget."""
+    def _write(self, pending: list[Charged]) -> None:
+        """Write charges to the ledger."""
         self._ledger.recover()
-        self._refuse_over_budget(Compose(tuple(_wanted(charged, self._pair) for _, charged in pending)), past)
         for count, charged in pending:
             self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
             for _, account in self._accounts.values():
                 self._add(account, charged)
 
-    def _missed(self, rounds: range, furthest: int) -> Iterator[tuple[int, tuple[Charge, ...]]]:
-        """The charges of rounds in which the site was not asked: how many rounds, and their charges."""
+    def _composed(self, pending: list[Charged]) -> Event:
+        return Compose(tuple(_wanted(charged, self._pair) for _, charged in pending))
+
+    def _again(self, rounds: range, count: int) -> Iterator[Charged]:
+        """The charge of `count` of these rounds, run again without this site."""
+        if count > 0:
+            yield count, _times(self._costliest_again(rounds), count)
+
+    def _missed(self, rounds: range, furthest: int) -> Iterator[Charged]:
+        """The charges of rounds in which the site was not asked."""
         if not rounds:
             return
         alike = self._algorithm.priced or len(self._algorithm.different_rounds(self._setting.rounds)) == 1
@@ -344,9 +379,15 @@ class SiteLedger:
 
     def _refuse_over_budget(self, event: Event, past: bool = False) -> None:
         """Raise Refused where this event would exceed a cap."""
+        if (cap := self._over_budget(event, past)) is not None:
+            self._refuse_cap(cap, self.requirements.caps[cap])
+
+    def _over_budget(self, event: Event, past: bool) -> str | None:
+        """The first cap that this event would exceed."""
         for cap, most in self._caps(past).items():
             if self._exceeds(self._account(cap), self._counted(cap), event, most):
-                self._refuse_cap(cap, most)
+                return cap
+        return None
 
     def _refuse_cap(self, cap: str, most: float) -> None:
         # how much it would be depends on how many records are here

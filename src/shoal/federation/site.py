@@ -186,8 +186,8 @@ class Site:
         progress = replace(progress, repeats=before, reported_repeats=reported)
         progress = self._keep(progress)
         if progress.requirements != CHANGED:  # else they may have been run while there were others
-            affordable = self._ledger.affordable_repeats(progress.rerun(), reported.repeats - before)
-            self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + affordable)))
+            count = self._ledger.repeats_to_charge(progress.rerun(), reported.repeats - before)
+            self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + count)))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
     def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
@@ -353,8 +353,9 @@ class Site:
         missed = range(min(progress.next, index.t), index.t)
         repeats = max(_said_repeats(message), progress.repeats)
         own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
-        self._charge_repeats(progress, repeats - own, progress.rerun(index.t + 1))
-        self._ledger.charge(missed, index.t, progress.answered, again, progress.furthest)
+        rerun = progress.rerun(index.t + 1), repeats - own - progress.repeats
+        later = range(max(progress.furthest, index.t + 1), progress.reported_repeats.charged)
+        self._ledger.charge(missed, index.t, progress.answered, again, progress.furthest, rerun, later)
         # a block begun again allocates all of it anew
         kept_turn = progress.turn if again and index.t > turn else turn
         answered = (*progress.answered, index.t) if algorithm.priced else ()
@@ -397,33 +398,34 @@ class Site:
         if progress.requirements == CHANGED:
             self._terms = None  # the next message is held to the owner's
             self._open(terms, Requirements()).records = progress.records
-        count, furthest = done - progress.next, progress.furthest
-        while count > 0:
-            rounds = range(progress.next, progress.next + count)
-            try:
-                self._ledger.charge(rounds, furthest=furthest)
-            except Refused:
-                count //= 2
-                continue
-            progress = self._keep(replace(progress, next=rounds.stop))
-            count = min(count, done - progress.next)
+        progress = self._charge_begun(progress, done)
         rounds = progress.rerun(done)
-        if progress.next < done:  # the site would have refused the later ones, which may cost more
-            rounds = range(rounds.start, progress.next)
-        affordable = self._ledger.affordable_repeats(rounds, said - progress.repeats)
-        progress = self._charge_repeats(progress, progress.repeats + affordable, rounds)
-        self._keep(replace(progress, ended=True))
+        if progress.furthest < done:  # the site would have refused the later ones, which may cost more
+            rounds = range(rounds.start, progress.furthest)
+        if (count := self._ledger.repeats_to_charge(rounds, said - progress.repeats)) > 0:
+            self._ledger.charge_repeats(rounds, count, over=True)
+        self._keep(replace(progress, repeats=progress.repeats + count, ended=True))
         return Payload({"name": self.owner.name, "head": self._ledger.head})
 
-    def _charge_repeats(self, progress: Progress, repeats: int, rounds: range) -> Progress:
-        """Charge some of these rounds, run again without this site, which may have been sampled then.
+    def _charge_begun(self, progress: Progress, done: int) -> Progress:
+        """Charge the rounds before `done` that the budget pays for, first those that were never charged.
 
-        `repeats`: how many were run again, in all of this run so far.
+        The others, from `next` on, are charged again: the coordinator went back before them.
         """
-        if (count := repeats - progress.repeats) <= 0:
-            return progress
-        self._ledger.charge_repeats(rounds, count)
-        return self._keep(replace(progress, repeats=repeats))
+        furthest = progress.furthest
+        for rounds in (range(furthest, done), range(progress.next, furthest)):
+            count = len(rounds)
+            while count > 0:
+                try:
+                    self._ledger.charge(rounds[:count], furthest=furthest)
+                except Refused:
+                    count //= 2
+                    continue
+                first, rounds = rounds.start, rounds[count:]
+                after = rounds.start if progress.next == first else progress.next
+                progress = self._keep(replace(progress, next=after, furthest=max(progress.furthest, rounds.start)))
+                count = min(count, len(rounds))
+        return replace(progress, next=progress.furthest) if progress.next == furthest else progress
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
