@@ -19,6 +19,7 @@ from shoal.gradients.layers.linear import LinearRule, TransposedLinearRule
 from shoal.gradients.layers.pooling_cuda import Pooled, can_pool
 from shoal.gradients.layers.products_cuda import GRADIENTS, OUTPUTS, error_bound, launch
 from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
+from shoal.gradients.layers.standardised import StandardisedRule
 from shoal.gradients.layers.standardised_cuda import add_mapped
 from shoal.gradients.layout import Layout
 from shoal.kernels import triton
@@ -197,6 +198,25 @@ def test_gradients_of_the_records_of_one_client_and_of_their_views(conv):
     assert_alike(weighted, -0.5 * factors @ of_each)
 
 
+@pytest.mark.parametrize("conv", RECORDS[:2], ids=str)
+def test_gradients_of_the_standardised_weights_of_one_client(conv):
+    conv = copy.deepcopy(conv).to(DEVICE)
+    entries = Layout.of(conv).entries
+    weight, bias = entries[0], entries[1] if conv.bias is not None else None
+    params = torch.randn(1, entries[-1].stop, device=DEVICE).to(SHORT)
+    x = torch.randn(6, conv.in_channels, 9, 10, device=DEVICE).to(SHORT)
+    rules = (RecordConvolutionRule, Conv2dRule)
+    rule, plain = (StandardisedRule(of(conv, weight, bias), weight, bias) for of in rules)
+    y, saved = rule.forward(x, params)
+    grad = torch.sin(y.float()).to(SHORT)
+    _, rows = plain.forward(x.float(), params.float())
+    for records in (1, 2, 6):
+        ours, theirs = (torch.ones(records, params.shape[1], device=DEVICE) for _ in range(2))
+        rule.accumulate(saved, grad, ours, 0.5)
+        plain.accumulate(rows, grad.float(), theirs, 0.5)
+        assert_alike(ours, theirs)
+
+
 @pytest.mark.parametrize(("channels", "groups", "side"), [(16, 16, 5), (64, 16, 9), (8, 1, 33)])
 @pytest.mark.parametrize("shift", [True, False])
 def test_group_norm_of_one_client_and_the_gradients_of_its_records(channels, groups, side, shift):
@@ -232,8 +252,9 @@ def rule_size(rule):
     return sum(entry.stop - entry.start for entry in rule.entries)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 27), (5, 576), (3, 2304)])
-def test_gradients_of_standardised_weights_are_mapped_back_for_every_record_of_every_client(outputs, inputs):
+@pytest.mark.parametrize(("outputs", "inputs", "taps"), [(1, 1, 0), (16, 27, 0), (5, 576, 9), (3, 2304, 9)])
+def test_gradients_of_standardised_weights_are_mapped_back_for_every_record_of_every_client(outputs, inputs, taps):
+    """Also where the taps of a kernel come before its channels."""
     raw = torch.randn(CLIENTS, outputs, inputs, device=DEVICE)
     raw[1, 0] = LEAST / 100 / inputs  # weights whose norm is below the least
     weights, norms = standardised(raw)
@@ -241,7 +262,10 @@ def test_gradients_of_standardised_weights_are_mapped_back_for_every_record_of_e
     wide = torch.randn(rows, size + 7, device=DEVICE)
     gradients = wide[:, :size]
     into = torch.ones(rows, size + 12, device=DEVICE)
-    add_mapped(gradients, weights, norms, into, 3, 0.5)
+    given = gradients
+    if taps:
+        given = gradients.reshape(rows, outputs, inputs // taps, taps).transpose(2, 3).contiguous()
+    add_mapped(given, weights, norms, into, 3, 0.5)
     shape = (CLIENTS, BATCH, outputs, inputs)
     theirs = before_standardising(gradients.reshape(shape), weights.unsqueeze(1), norms.unsqueeze(1))
     ours = (into[:, 3 : 3 + size].reshape(shape) - 1) * 2

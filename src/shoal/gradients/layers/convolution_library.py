@@ -227,8 +227,10 @@ class LibraryConvolutionRule(Rule):
 
     def _add(self, gradients: Tensor, x: Tensor, into: Tensor, scale: float) -> None:
         mine = self.weight.of(into)[self._taps(x).places]
-        gradients = gradients.transpose(2, 3) if gradients.dim() == 4 else gradients
-        mine.add_(gradients.reshape(mine.shape), alpha=scale)
+        if gradients.dim() == 4:  # the taps come before the channels
+            mine.add_(torch.unflatten(gradients.transpose(2, 3), 3, mine.shape[3:]), alpha=scale)
+        else:
+            mine.add_(gradients.reshape(mine.shape), alpha=scale)
 
 
 @lru_cache

@@ -40,22 +40,16 @@ class RecordConvolutionRule(LibraryConvolutionRule):
 
     def accumulate(self, saved: Saved, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
-        records, programs = len(grad) // len(into), len(into) * math.prod(self._tiles()[0])
-        parts = max(n for n in range(1, records + 1) if records % n == 0 and (n == 1 or n * programs <= ENOUGH))
-        if parts == 1:
-            self._add_gradients(saved[0], grad, into, self.weight.start, scale)
-        else:
-            gradients = self._gradients(saved[0], grad, len(into) * parts)
-            self._add(gradients.view(len(into), parts, -1).sum(1), saved[0], into, scale)
+        self._add(self.of_groups(saved[0], grad, len(into)), saved[0], into, scale)
         if self.bias is not None:
-            self.bias.of(into).add_(_summed(grad).view(len(into), records, -1).sum(1), alpha=scale)
+            self.bias.of(into).add_(torch.unflatten(_summed(grad), 0, (len(into), -1)).sum(1), alpha=scale)
 
     def squares(self, saved: Saved, grad: Tensor) -> tuple[Tensor, Kept]:
         """The squared norm of every gradient, in float64."""
         if few_positions(grad.shape[2:].numel(), self.weight.shape[0], self.weight.shape[1:].numel()):
             return super().squares(in_type(saved, torch.float32), grad.float())
         weight, bias = self._gradients(saved[0], grad, len(grad)), None if self.bias is None else _summed(grad)
-        return squared(weight) + (0 if bias is None else squared(bias)), (weight, bias)
+        return squared(weight.flatten(1)) + (0 if bias is None else squared(bias)), (weight, bias)
 
     def accumulate_weighted(
         self, saved: Saved, kept: Kept | None, grad: Tensor, factors: Tensor, into: Tensor, scale: float
@@ -69,22 +63,25 @@ class RecordConvolutionRule(LibraryConvolutionRule):
     def _last(self, x: Tensor, weights: Tensor) -> bool:
         return True
 
-    def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
-        """The gradients of the weights of this many groups of records, [rows, size], in float32."""
-        found = torch.zeros(rows, self.weight.shape.numel(), dtype=torch.float32, device=x.device)
-        self._add_gradients(x, grad, found, 0, 1.0)
-        return found
+    def of_groups(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
+        """The gradients of the weights of this many groups of records, [rows, O, taps, C], in float32."""
+        records, programs = len(grad) // rows, rows * math.prod(self._tiles()[0])
+        parts = max(n for n in range(1, records + 1) if records % n == 0 and (n == 1 or n * programs <= ENOUGH))
+        found = self._gradients(x, grad, rows * parts)
+        return found if parts == 1 else torch.unflatten(found, 0, (rows, parts)).sum(1)
 
-    def _add_gradients(self, x: Tensor, grad: Tensor, into: Tensor, first: int, scale: float) -> None:
-        """Add scale x the gradient of each group of records to its row, from its place `first` on."""
+    def _gradients(self, x: Tensor, grad: Tensor, rows: int) -> Tensor:
+        """The same, by one program a tile."""
         (n, channels, h, w), (outs, high, wide) = x.shape, grad.shape[1:]
         tiles, blocks = self._tiles()
+        found = torch.empty(rows, outs, tiles[2], channels, dtype=torch.float32, device=x.device)
         x, grad = (pictures.contiguous(memory_format=torch.channels_last) for pictures in (x, grad))
-        _weight_gradient[len(into) * math.prod(tiles),](
-            x, grad, into, first, into.stride(0), scale, n // len(into),
+        _weight_gradient[rows * math.prod(tiles),](
+            x, grad, found, n // rows,
             channels, h, w, outs, high, wide, *self.weight.shape[2:], *self.stride, *self.dilation, *self.padding,
             *blocks, DEPTH, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
+        return found
 
     def _tiles(self) -> tuple[tuple[int, int, int], tuple[int, int]]:
         """How many tiles a record's gradient has, by outputs, channels and taps, and the sides of one."""
@@ -103,14 +100,15 @@ if triton is not None:
 
     @triton.jit
     def _weight_gradient(
-        x, grad, into, first, stride, scale, each,
+        x, grad, found, each,
         C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUTS: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
         KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
         TOP: tl.constexpr, LEFT: tl.constexpr, UP: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
     ):  # fmt: skip
         """gradient[o, c] of one tap of a group of records = sum over places of grad[place, o] x[place moved, c].
 
-        The programs of all taps of a tile are next to each other: they read the same numbers, and write neighbours.
+        The programs of all taps of a tile are next to each other: they read the same numbers. What each writes lies
+        together: with the taps last, as in the weights, 256 channels took 7.4 ms on an H200 instead of 0.7.
         """
         tap, tile = tl.program_id(0) % (KH * KW), tl.program_id(0) // (KH * KW)
         i, j = tap // KW * DH - TOP, tap % KW * DW - LEFT
@@ -131,6 +129,5 @@ if triton is not None:
             seen = x + ((place // (HIGH * WIDE) * H + row) * W + column)[:, None] * C + channel[None, :]
             seen = tl.load(seen, mask=inside[:, None] & (channel < C)[None, :], other=0.0)
             total = tl.dot(tl.trans(given), seen, total)
-        made = into + group * stride + first + (out[:, None] * C + channel[None, :]) * (KH * KW) + tap
-        mine = (out < OUTS)[:, None] & (channel < C)[None, :]
-        tl.store(made, tl.load(made, mask=mine) + scale * total, mask=mine)
+        made = found + ((group * OUTS + out[:, None]) * (KH * KW) + tap) * C + channel[None, :]
+        tl.store(made, total, mask=(out < OUTS)[:, None] & (channel < C)[None, :])

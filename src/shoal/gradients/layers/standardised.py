@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.gradients.layers.record_convolution_cuda import RecordConvolutionRule
 from shoal.gradients.layers.rule import Rule, add_kept, squared, trained
 from shoal.gradients.layers.standardised_cuda import add_mapped, can_map
 from shoal.gradients.layout import Entry
@@ -54,10 +55,14 @@ class StandardisedRule(Rule):
     def accumulate(self, saved: Any, grad: Tensor, into: Tensor, scale: float) -> None:
         """into[K, P] += scale x gradient."""
         weights, norms = saved[1:3]
-        found = self._plain(saved, grad, into, len(into))
+        if isinstance(self.plain, RecordConvolutionRule) and self.bias is None:
+            found = self.plain.of_groups(saved[0][0], grad, len(into))
+        else:
+            found = self._plain(saved, grad, into, len(into))
         if can_map(found, weights, into):
             add_mapped(found, weights, norms, into, self.weight.start, scale)
         else:
+            found = found.transpose(2, 3).flatten(1) if found.dim() == 4 else found
             self.weight.of(into).flatten(1).add_(self._mapped(found, weights, norms), alpha=scale)
         if self.bias is not None:
             self.bias.of(into).add_(found[:, self._size :], alpha=scale)

@@ -12,7 +12,7 @@ MOST = 2**14  # numbers that lead to one output, at most: a program holds all of
 
 
 def can_map(gradients: Tensor, weights: Tensor, into: Tensor) -> bool:
-    """Can the kernel read these gradients [rows, size], and add to these rows?"""
+    """Can the kernel read these gradients, of `add_mapped`, and add to these rows?"""
     return (
         triton is not None
         and into.is_cuda
@@ -26,12 +26,14 @@ def can_map(gradients: Tensor, weights: Tensor, into: Tensor) -> bool:
 def add_mapped(gradients: Tensor, weights: Tensor, norms: Tensor, into: Tensor, first: int, scale: float) -> None:
     """Add scale x `before_standardising` of each row's gradients to its row, from its place `first` on.
 
-    `weights` are [clients, outputs, inputs], of as many clients as divide the rows.
+    `weights` are [clients, outputs, inputs], of as many clients as divide the rows; gradients [rows, size] in their
+    order, or [rows, outputs, taps, channels], whose taps come last in the weights.
     """
     clients, outputs, inputs = weights.shape
+    taps = gradients.shape[2] if gradients.dim() == 4 else 1
     _mapped[len(gradients) * outputs,](
         gradients, weights.contiguous(), norms.contiguous(), into, gradients.stride(0), into.stride(0), first, scale,
-        len(gradients) // clients, outputs, inputs, LEAST, triton.next_power_of_2(inputs),
+        len(gradients) // clients, outputs, inputs, taps, LEAST, triton.next_power_of_2(inputs),
     )  # fmt: skip
 
 
@@ -40,11 +42,12 @@ if triton is not None:
     @triton.jit
     def _mapped(
         gradients, weights, norms, into, stride, stride_into, first, scale, each, outputs, inputs,
-        LEAST: tl.constexpr, BLOCK: tl.constexpr,
+        TAPS: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
         row, out, place = (tl.program_id(0) // outputs).to(tl.int64), tl.program_id(0) % outputs, tl.arange(0, BLOCK)
         of, there = row // each * outputs + out, place < inputs
-        given = tl.load(gradients + row * stride + out * inputs + place, mask=there, other=0.0)
+        at = place % TAPS * (inputs // TAPS) + place // TAPS
+        given = tl.load(gradients + row * stride + out * inputs + at, mask=there, other=0.0)
         weight, norm = tl.load(weights + of * inputs + place, mask=there, other=0.0), tl.load(norms + of)
         centred = tl.where(there, given - tl.sum(given, 0) / inputs, 0.0)
         along = tl.where(norm > LEAST, tl.sum(centred * weight, 0), 0.0)
