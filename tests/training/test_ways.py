@@ -468,6 +468,20 @@ def test_the_largest_chunk_on_cuda_follows_from_what_one_more_client_takes(hidde
     trainer.close()
 
 
+@pytest.mark.parametrize(
+    ("precision", "batch", "largest"), [("bf16", 2048, 1), ("bf16", 2047, 90), ("auto", 2048, 90)]
+)
+def test_clients_who_fill_a_gpu_by_themselves_are_trained_one_by_one(precision, batch, largest, monkeypatch):
+    """In bfloat16, whose kernels for one client are faster than those for many."""
+    trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
+    cohort, used = trainer.cohort, lambda self, net, clients: 1000 + 100 * clients
+    monkeypatch.setattr(trial_step.TrialStep, "peak_bytes", used)
+    monkeypatch.setattr(trial_step.TrialStep, "device", torch.device("cuda"))
+    step = trial_step.TrialStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), batch, False, precision)
+    assert Chunker(cohort.algorithm, cohort.network, step, 1, 10_000 / 2**30).largest == largest
+    trainer.close()
+
+
 def test_many_chunks_are_of_one_size_whatever_the_size_of_the_cohort():
     """But for the last, so that a recorded step fits them in every round; no client is lost."""
     trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")

@@ -22,6 +22,8 @@ CUDA_CHUNK_BYTES = 2**30
 """Enough to keep a GPU busy with small models; more only takes memory. A recorded step has as much of its own."""
 CUDA_CHUNK_CLIENTS = 128
 """Chunks of larger models may take more than that, up to this many clients."""
+FULL = 2048
+"""Rows of one client that keep a GPU busy: in bfloat16 kernels for one client are then faster than those for many."""
 MANY_CHUNKS = 4
 SMALL = 2**28
 """Where two clients take fewer bytes, what libraries take for themselves hides what a client takes."""
@@ -68,6 +70,7 @@ class Chunker:
             measured, fixed = _bytes_of_one(step, network)  # with two copies of the parameters
             self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + measured
             budget = min(budget, fixed + max(CUDA_CHUNK_BYTES, CUDA_CHUNK_CLIENTS * self.client_bytes))
+            alone = step.precision == "bf16" and batch * views >= FULL
         else:
             activations = views * _activations(step.module, step.sample)
             self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))
