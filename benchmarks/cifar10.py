@@ -2,7 +2,7 @@
 
     SHOAL_DATA=... python benchmarks/cifar10.py --features features.safetensors --out FOLDER --epsilon 1 [--sites 10]
     SHOAL_DATA=... python benchmarks/cifar10.py --out FOLDER --epsilon 8 --head-steps 0 --steps 2000 --rate 2 \
-        [--beside 2 --chosen docs/results/patches_search.jsonl]
+        [--corrected 3 --chosen docs/results/patches_search.jsonl]
 
 The features are those of benchmarks/synthetic_pictures.py. Training is in two phases, as in Tang et al. (2023),
 https://arxiv.org/abs/2306.06076: the last layer alone on the features of every picture, then the whole network. All
@@ -17,9 +17,9 @@ but for the number of steps and views; with fewer steps the learning rate of the
 Without `--features` the network starts from scratch, with standardised weights, as that of De et al., and with the
 scale normalisation of Klause et al. (2022), https://arxiv.org/abs/2203.00324.
 
-With `--beside` a part of the budget, which alone would be that epsilon, goes to a softmax regression on features of
-patches (benchmarks/patch_features.py). Both then classify together, by the mean of their log-probabilities. Those of
-the network are means over a picture, its mirror image, and both moved by two pixels in four directions.
+With `--corrected` a part of the budget, which alone would be that epsilon, goes to a regression on features of
+patches (benchmarks/patch_features.py). It is trained after the network, and added to its log-probabilities. Those are
+means over a picture, its mirror image, and both moved by two pixels in four directions.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
 given again. Lines are appended to FOLDER/cifar10.jsonl.
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate of the whole network; else that of Tang et al.")
     parser.add_argument("--batch", type=int, default=4096, help="expected records in a step, of all sites")
     parser.add_argument("--views", type=int, default=4, help="views of each record, averaged before the clip")
-    parser.add_argument("--beside", type=int, metavar="EPSILON", help="of a softmax regression on patches' features")
+    parser.add_argument("--corrected", type=int, metavar="EPSILON", help="of a regression on patches' features")
     parser.add_argument("--chosen", type=Path, metavar="SEARCH", help="its settings: the lines of patch_features.py")
     parser.add_argument("--frozen", type=int, default=0, help="how many of the first 7 blocks stay as they are")
     parser.add_argument("--records", type=int, help="use the first so many alone (to try the script)")
@@ -157,7 +157,7 @@ def main() -> None:
     records, steps = len(train_y), given.head_steps + given.steps
     network_rate = given.rate or NETWORK_RATE * NETWORK_STEPS / max(1, given.steps)
     rate = given.batch / records
-    part = [patch_features.cost(given.beside)] if given.beside else []
+    part = [patch_features.cost(given.corrected)] if given.corrected else []
     noise = noise_for(given.epsilon, rate, steps, *part)
     torch.manual_seed(given.seed)
     network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d, scale_norm=True)
@@ -165,9 +165,9 @@ def main() -> None:
         network.load_state_dict(load_file(given.features))
     elif given.head_steps:
         parser.error("--head-steps needs --features; from scratch set it to 0")
-    if given.beside and given.chosen is None:
+    if given.corrected and given.chosen is None:
         parser.error("--chosen: give the file of a search")
-    start = ("" if given.features else "scratch-") + (f"beside{given.beside}-" if given.beside else "")
+    start = ("" if given.features else "scratch-") + (f"corrected{given.corrected}-" if given.corrected else "")
     cell = (
         f"{start}epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
     )
@@ -204,14 +204,15 @@ def main() -> None:
         figure("head", given.head_steps, result.accuracy, result.stopped)
         return result.model
 
-    def patches() -> Tensor:
-        """The log-probabilities of the softmax regression; its noise has another seed than the network's."""
-        name = f"cifar10/{given.sites}/{given.beside}/{given.seed}"
+    def correction(logits: list[Tensor]) -> float:
+        """The accuracy of both; the regression's noise has another seed than the network's."""
+        name = f"cifar10/{given.sites}/{given.corrected}/{given.seed}"
         data = replace(pictures, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
-        chosen = patch_features.best(given.chosen, given.beside)
-        line, found = patch_features.beside(name, chosen, data, given.device)
+        line = patch_features.corrected(
+            name, patch_features.best(given.chosen, given.corrected), data, logits, given.device
+        )
         print(json.dumps(line), flush=True)
-        return found
+        return float(line["accuracy"])
 
     given.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -234,11 +235,11 @@ def main() -> None:
         )  # fmt: skip
         result = trained(given, given.out / cell / "network", ends, wanted, data, network.cpu().train())
         figure("network", steps, result.accuracy, result.stopped)
-        if given.beside:
+        if given.corrected:
             network.load_state_dict(result.model)
-            seen = log_probabilities(network, test_x, given.device)
-            for phase, found in (("network, ten views", seen), ("both", seen + patches())):
-                figure(phase, steps, (found.argmax(1) == test_y).float().mean().item())
+            logits = [log_probabilities(network, x, given.device) for x in (train_x, test_x)]
+            figure("network, ten views", steps, (logits[1].argmax(1) == test_y).float().mean().item())
+            figure("corrected by patches", steps, correction(logits))
     except Interrupted as stopped:
         print(json.dumps({"cell": cell, "interrupted": str(stopped)}), flush=True)
 
