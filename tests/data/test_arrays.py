@@ -65,6 +65,9 @@ def test_tensors_lists_and_other_types_are_taken_too() -> None:
         ((6, 3, 3, 3), (3, 3, 3)),
         ((6, 7, 5, 3), (3, 7, 5)),
         ((6, 7, 5, 1), (1, 7, 5)),
+        ((6, 2, 5, 7), (2, 5, 7)),
+        ((6, 13, 64, 32), (13, 64, 32)),
+        ((6, 64, 32, 13), (13, 64, 32)),
     ],
 )
 def test_pictures_get_channels_first(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
@@ -110,7 +113,7 @@ def test_labels_may_be_any_whole_numbers_or_text() -> None:
         (np.zeros((0, 2)), [], {}, "no data"),
         (np.zeros((20, 0)), Y, {}, "no data"),
         (np.zeros(20), Y, {}, r"shape \(20,\)"),
-        (np.zeros((20, 5, 7, 9)), Y, {}, "1, 3 or 4 channels"),
+        (np.zeros((20, 9, 7, 8)), Y, {}, "1, 3 or 4 channels"),
         (np.array([["a", "b"]] * 20), Y, {}, "expected numbers"),
         (X * 1j, Y, {}, "expected numbers"),
         ([[1, 2], [3]], [0, 1], {}, r"rows have 1 to 2 values; if they are sequences.*length=\.\.\."),

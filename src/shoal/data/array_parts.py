@@ -87,9 +87,13 @@ def channels_first(array: np.ndarray, where: str) -> np.ndarray:
         return array
     if array.ndim == 4 and array.shape[3] in CHANNELS:
         return array.transpose(0, 3, 1, 2)
+    if array.ndim == 4 and array.shape[1] < min(array.shape[2:]):
+        return array
+    if array.ndim == 4 and array.shape[3] < min(array.shape[1:3]):
+        return array.transpose(0, 3, 1, 2)
     raise DataError(
         f"{where}: features of shape {array.shape}; expected [N, F], or pictures [N, H, W], [N, C, H, W] or "
-        "[N, H, W, C] with 1, 3 or 4 channels"
+        "[N, H, W, C] with 1, 3 or 4 channels, or with fewer channels than rows and columns"
     )
 
 
