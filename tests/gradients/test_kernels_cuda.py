@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from shoal.gradients import network
-from shoal.gradients.layers import products_cuda, recurrent_cuda
+from shoal.gradients.batched import BatchedNetwork
+from shoal.gradients.layers import products_cuda, record_convolution_cuda, recurrent_cuda
 from shoal.gradients.layers.convolution import Conv2dRule
 from shoal.gradients.layers.convolution_cuda import TritonConv2dRule
 from shoal.gradients.layers.group_norm_cuda import GroupNormRule
@@ -168,17 +169,25 @@ RECORDS = [
     nn.Conv2d(16, 40, 3, stride=2, padding=1),
     nn.Conv2d(5, 7, (1, 3), dilation=2, padding=(0, 1)),
     nn.Conv2d(130, 20, 1, stride=2),
+    nn.Conv2d(5, 7, (3, 2), stride=(2, 1), dilation=(1, 2), padding=(1, 2)),
+    nn.Conv2d(3, 130, 1),
 ]
 SHORT = torch.bfloat16 if GPU else torch.float32  # the interpreter has no products in bfloat16
 
 
+@pytest.fixture(params=[0, record_convolution_cuda.ENOUGH])
+def enough(request, monkeypatch):
+    """Programs that are enough: with 0 one of them adds up all records of a group, or all views of a record."""
+    monkeypatch.setattr(record_convolution_cuda, "ENOUGH", request.param)
+
+
 @pytest.mark.parametrize("conv", RECORDS, ids=str)
-def test_gradients_of_the_records_of_one_client_and_of_their_views(conv):
+def test_gradients_of_the_records_of_one_client_and_of_their_views(conv, enough):
     conv = copy.deepcopy(conv).to(DEVICE)
     entries = Layout.of(conv).entries
     weight, bias = entries[0], entries[1] if conv.bias is not None else None
     params = conv.weight.detach().new_ones(1, entries[-1].stop)
-    x = torch.randn(6, conv.in_channels, 9, 10, device=DEVICE).to(SHORT)
+    x = torch.randn(6, conv.in_channels, 5, 6, device=DEVICE).to(SHORT)
     rule, plain = RecordConvolutionRule(conv, weight, bias), Conv2dRule(conv, weight, bias)
     y, saved = rule.forward(x, params.to(SHORT))
     grad = torch.sin(y.float()).to(SHORT)
@@ -199,12 +208,12 @@ def test_gradients_of_the_records_of_one_client_and_of_their_views(conv):
 
 
 @pytest.mark.parametrize("conv", RECORDS[:2], ids=str)
-def test_gradients_of_the_standardised_weights_of_one_client(conv):
+def test_gradients_of_the_standardised_weights_of_one_client(conv, enough):
     conv = copy.deepcopy(conv).to(DEVICE)
     entries = Layout.of(conv).entries
     weight, bias = entries[0], entries[1] if conv.bias is not None else None
     params = torch.randn(1, entries[-1].stop, device=DEVICE).to(SHORT)
-    x = torch.randn(6, conv.in_channels, 9, 10, device=DEVICE).to(SHORT)
+    x = torch.randn(6, conv.in_channels, 5, 6, device=DEVICE).to(SHORT)
     rules = (RecordConvolutionRule, Conv2dRule)
     rule, plain = (StandardisedRule(of(conv, weight, bias), weight, bias) for of in rules)
     y, saved = rule.forward(x, params)
@@ -407,3 +416,12 @@ def test_linear_layers_by_tensor_cores_and_clipped_records_without(kind, monkeyp
         _, kept = rule.squares(x[:, :positions], grad[:, :positions])
         rule.accumulate_weighted(x[:, :positions].contiguous(), kept, grad[:, :positions], factors, into, 1.0)
     assert len(used) == 3
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_models_with_convolutions_are_faster_for_one_client():
+    for layer, faster in ((nn.Conv2d(3, 4, 3), True), (nn.GroupNorm(1, 3), False)):
+        model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(2)).to(DEVICE)
+        x = torch.rand(1, 3, 6, 6, device=DEVICE)
+        model(x)
+        assert BatchedNetwork(model, Layout.of(model), sample=x).faster_for_one == faster

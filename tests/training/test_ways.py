@@ -469,16 +469,32 @@ def test_the_largest_chunk_on_cuda_follows_from_what_one_more_client_takes(hidde
 
 
 @pytest.mark.parametrize(
-    ("precision", "batch", "largest"), [("bf16", 2048, 1), ("bf16", 2047, 90), ("auto", 2048, 90)]
+    ("precision", "faster", "views", "micro", "alone"),
+    [
+        ("bf16", True, 0, None, 2),
+        ("bf16", True, 2, None, 3),
+        ("bf16", True, 2, 1023, 0),
+        ("bf16", False, 0, None, 0),
+        ("auto", True, 0, None, 0),
+    ],
 )
-def test_clients_who_fill_a_gpu_by_themselves_are_trained_one_by_one(precision, batch, largest, monkeypatch):
-    """In bfloat16, whose kernels for one client are faster than those for many."""
+def test_clients_who_fill_a_gpu_by_themselves_are_trained_one_by_one(
+    precision, faster, views, micro, alone, monkeypatch
+):
+    """In bfloat16, where the model's kernels for one client are faster than those for many; others are in chunks."""
     trainer = trainer_of(CLIENT_LEVEL, nn.Linear(6, 2), "rules")
-    cohort, used = trainer.cohort, lambda self, net, clients: 1000 + 100 * clients
-    monkeypatch.setattr(trial_step.TrialStep, "peak_bytes", used)
+    algorithm, network = trainer.cohort.algorithm, trainer.cohort.network
+    algorithm = replace(algorithm, records=replace(algorithm.records, batch=5000, augmentations=views))
+    monkeypatch.setattr(type(network), "faster_for_one", faster)
+    monkeypatch.setattr(trial_step.TrialStep, "peak_bytes", lambda self, net, clients: 1000 + 100 * clients)
     monkeypatch.setattr(trial_step.TrialStep, "device", torch.device("cuda"))
-    step = trial_step.TrialStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), batch, False, precision)
-    assert Chunker(cohort.algorithm, cohort.network, step, 1, 10_000 / 2**30).largest == largest
+    step = trial_step.TrialStep(nn.Linear(6, 2), torch.rand(3, 6), torch.zeros(3), 4000, False, precision)
+    chunker = Chunker(algorithm, network, step, 1, 100_000 / 2**30, micro)
+    chunks = list(chunker.chunks(np.arange(40), np.array([4000, 10, 2047, 2048, *[10] * 36])))
+    first, *rest = sorted(chunks, key=len, reverse=True)
+    assert sorted(int(client) for (client,) in rest) == {0: [], 2: [0, 3], 3: [0, 2, 3]}[alone]
+    assert len(first) == 40 - alone
+    assert chunker.fills(4000) == bool(alone)
     trainer.close()
 
 

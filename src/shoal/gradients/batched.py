@@ -16,7 +16,7 @@ from shoal.calling import call, evaluating, in_training
 from shoal.errors import ModelError
 from shoal.gradients.dropout import dropping
 from shoal.gradients.layers.attention import put_records_first
-from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, Taped
+from shoal.gradients.layers.client_layer import ClientLayer, RuledLayer, SpecialLayer, Taped
 from shoal.gradients.layers.deferred_linear import DeferredLinearRule, capacity_for
 from shoal.gradients.layers.linear import LinearRule
 from shoal.gradients.layers.merging import merged
@@ -69,6 +69,13 @@ class BatchedNetwork:
             self._threads.own = module, taped
         own: tuple[nn.Module, Taped] = self._threads.own
         return own
+
+    @property
+    def faster_for_one(self) -> bool:
+        """Has it convolutions, whose kernels for one client on a GPU are faster in bfloat16 than those for many?"""
+        module, taped = self._own
+        special = [layer.special for layer in module.modules() if isinstance(layer, SpecialLayer)]
+        return taped.last and any(rule.products for rule in special)
 
     def backward(
         self, params: Tensor, x: Inputs, y: Tensor, weights: Tensor, seeds: Tensor | None = None

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm
 from shoal.calling import call, evaluating
 from shoal.gradients import Network
+from shoal.gradients.batched import BatchedNetwork
 from shoal.gradients.sequential import RecordNetwork
 from shoal.inputs import Inputs, numbers, take
+from shoal.mechanisms.sampling import Records
 from shoal.training.trial_step import TrialStep
 
 CPU_CHUNK_BYTES = 64 * 2**20
@@ -23,7 +25,7 @@ CUDA_CHUNK_BYTES = 2**30
 CUDA_CHUNK_CLIENTS = 128
 """Chunks of larger models may take more than that, up to this many clients."""
 FULL = 2048
-"""Rows of one client that keep a GPU busy: in bfloat16 kernels for one client are then faster than those for many."""
+"""Rows of one client's batch that keep a GPU busy. Kernels for one client are then faster than those for many."""
 MANY_CHUNKS = 4
 SMALL = 2**28
 """Where two clients take fewer bytes, what libraries take for themselves hides what a client takes."""
@@ -47,7 +49,7 @@ class Chunker:
         memory: float | None,
         micro_batch: int | None = None,
     ) -> None:
-        self._workers, device, size = workers, step.device, network.layout.size
+        self._workers, self._records, device, size = workers, algorithm.records, step.device, network.layout.size
         local = algorithm.local  # the model, its change, and what the optimiser needs besides
         copies = 2 + (3 if local.optimizer == "adamw" else bool(local.momentum))
         copies += bool(local.max_grad_norm or local.proximal)
@@ -70,12 +72,14 @@ class Chunker:
             measured, fixed = _bytes_of_one(step, network)  # with two copies of the parameters
             self.client_bytes = 4 * ((copies - 2) * size + batch * held * (views > 1)) + measured
             budget = min(budget, fixed + max(CUDA_CHUNK_BYTES, CUDA_CHUNK_CLIENTS * self.client_bytes))
-            alone = step.precision == "bf16" and batch * views >= FULL
         else:
             activations = views * _activations(step.module, step.sample)
             self.client_bytes = 4 * (copies * size + batch * (3 * activations + held))
             budget = min(budget, max(CPU_CHUNK_BYTES, 4 * self.client_bytes))
         self.largest = max(1, int((budget - fixed) // self.client_bytes)) if network.batched and not alone else 1
+        short = device.type == "cuda" and step.precision == "bf16"
+        alone = short and isinstance(network, BatchedNetwork) and network.faster_for_one
+        self._full = -(-FULL // views) if alone else math.inf
 
     def halve(self, clients: int) -> None:
         """A chunk of this many clients was too large for the memory."""
@@ -88,6 +92,10 @@ class Chunker:
         if one_by_one:
             yield from np.array_split(clients, len(clients))
             return
+        if self._full < math.inf and any(full := [self.fills(expected_batch(self._records, int(n))) for n in sizes]):
+            yield from self.chunks(clients[full], sizes[full], one_by_one=True)
+            yield from self.chunks(clients[np.invert(full)], sizes[np.invert(full)])
+            return
         order = clients[np.argsort(sizes, kind="stable")]
         count = math.ceil(len(order) / self.largest)
         if self._workers > 1:
@@ -96,6 +104,10 @@ class Chunker:
             yield from np.split(order, range(self.largest, len(order), self.largest))
             return
         yield from np.array_split(order, count)
+
+    def fills(self, batch: int) -> bool:
+        """Does a client with such a batch keep a GPU busy, and is it trained alone?"""
+        return min(batch, self.micro_batch or batch) >= self._full
 
 
 def _bytes_of_one(step: TrialStep, network: Network) -> tuple[int, int]:
@@ -128,10 +140,14 @@ def _numel(output: object) -> int:
     return output.numel() if isinstance(output, Tensor) else 0
 
 
+def expected_batch(records: Records, size: int) -> int:
+    """The records of a batch of a client with this many."""
+    return max(1, min(math.ceil(records.share(size) * size), size))
+
+
 def widest_batch(algorithm: Algorithm, sizes: np.ndarray) -> int:
     """The records of a batch of the largest client, as expected."""
-    most = int(sizes.max(initial=1))
-    return max(1, min(math.ceil(algorithm.records.share(most) * most), most))
+    return expected_batch(algorithm.records, int(sizes.max(initial=1)))
 
 
 def budget_for(device: torch.device, memory: float | None) -> float:

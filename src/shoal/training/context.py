@@ -103,7 +103,9 @@ class TrainingContext:
 
         def clients(net: Network) -> int:
             workers, chunker = chunked(net)
-            return 1 if secure else min(chunker.largest, max(1, len(partition) // workers.count))
+            return (
+                1 if secure or chunker.fills(batch) else min(chunker.largest, max(1, len(partition) // workers.count))
+            )
 
         def at_once(net: Network, batch: int) -> int:
             return min(batch, chunked(net)[1].micro_batch or batch)

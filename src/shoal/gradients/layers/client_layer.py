@@ -175,7 +175,7 @@ class SpecialLayer(RuledLayer):
         self, layer: nn.Module, rule: Rule, before: Callable[[Tensor], Tensor], taped: Taped, special: SpecialRule
     ) -> None:
         super().__init__(layer, rule, before, taped)
-        self._special = special
+        self.special = special
 
     def forward(self, x: Tensor) -> Tensor:
         """The output, with each client's own parameters for its records."""
@@ -184,7 +184,7 @@ class SpecialLayer(RuledLayer):
             y = super().forward(x)
             return y.contiguous(memory_format=torch.channels_last) if taped.last and y.dim() == 4 else y
         a_row_each = taped.rows.get(self.rule) == 1 and len(x) == taped.records
-        if not taped.last or not a_row_each or not self._special.fits(x, taped.params):
+        if not taped.last or not a_row_each or not self.special.fits(x, taped.params):
             return super().forward(x)
-        with nullcontext() if self._special.products else without_autocast(x):
-            return taped(self._special, x)
+        with nullcontext() if self.special.products else without_autocast(x):
+            return taped(self.special, x)
