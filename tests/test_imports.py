@@ -31,6 +31,7 @@ LAYERS = {
     "standardised_convolution": 0,
     "inputs": 0.2,
     "calling": 0.3,
+    "copying": 0,
     "accounting": 0.5,
     "random": 1,
     "mechanisms": 1.5,
