@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.known import Known
 from shoal.data.scaling import numbers, pictures
 
-DIGITS = "sklearn/datasets/data/digits.csv.gz"
+DIGITS = "datasets/data/digits.csv.gz"
 DIGITS_TOP = 16.0
 # The least and greatest value of each feature as the data set's public description states them
 # (ten features: mean, standard error, worst).
@@ -34,7 +35,10 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
     From scikit-learn's file, as importing all that is beside its own reader takes a second.
     """
-    table = np.loadtxt(str(distribution("scikit-learn").locate_file(DIGITS)), delimiter=",")
+    found = find_spec("sklearn")
+    assert found is not None
+    assert found.origin is not None
+    table = np.loadtxt(Path(found.origin).parent / DIGITS, delimiter=",")
     x, y = table[:, :-1], table[:, -1].astype(np.int64)
     for array in (x, y):
         array.flags.writeable = False
