@@ -30,7 +30,11 @@ gc.disable()  # until all tests are collected: what is imported stays
 
 
 def pytest_collection_finish() -> None:
-    """From now on garbage is looked for, and only in what tests make."""
+    """From now on garbage is looked for, and only in what tests make; models that are alike are compared once."""
+    if "shoal.gradients.ways" in sys.modules:
+        from support.compared import compare_once
+
+        compare_once()
     gc.freeze()
     gc.enable()
 

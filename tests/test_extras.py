@@ -31,7 +31,7 @@ sys.meta_path[:] = map(hiding, sys.meta_path)
 """
 SHOAL = f"""{WITHOUT}
 import json, os
-import dp_accounting.pld, sklearn.datasets, shoal.prepare  # what each would import again
+import dp_accounting.pld, shoal.prepare  # what each would import again
 from shoal.cli.main import main
 
 for number, words in enumerate(json.loads(sys.argv[1])):

@@ -31,6 +31,7 @@ LAYERS = {
     "standardised_convolution": 0,
     "inputs": 0.2,
     "calling": 0.3,
+    "copying": 0,
     "accounting": 0.5,
     "random": 1,
     "mechanisms": 1.5,
@@ -116,12 +117,12 @@ def test_no_two_modules_have_the_same_name():
 @pytest.mark.slow
 def test_flower_and_scipy_are_loaded_only_where_they_are_needed():
     """Simulating needs no flwr; nor do the command line and what a federation's two halves are made of. And a site
-    that starts needs no library of numerics besides torch."""
+    that starts needs no library of numerics besides torch, also where it holds the default data set."""
     modules = "shoal.cli.main, shoal.api, shoal.prepare, " + ", ".join(
         f"shoal.federation.{name}" for name in ("coordinator", "site", "key_files")
     )
     late = ("flwr", "fastapi", "httpx", "scipy", "sklearn", "dp_accounting", "matplotlib", "pandas")
-    code = f"import {modules}, sys; print([m for m in {late} if m in sys.modules])"
+    code = f"import {modules}, sys; shoal.load('digits'); print([m for m in {late} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

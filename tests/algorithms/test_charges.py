@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.accounting.calibration import Budget
-from shoal.accounting.events import Allocated, Gaussian, Repeat, Sampled, TwoLevel, Unbounded
+from shoal.accounting.events import Allocated, Compose, Gaussian, Repeat, Sampled, TwoLevel, Unbounded
 from shoal.accounting.theorems import DRAWN, IN_SIGHT, TABLE
 from shoal.algorithms import algorithm, algorithms
 from shoal.algorithms.base import Aggregate
@@ -21,6 +21,7 @@ from shoal.mechanisms.setting import Setting
 from shoal.mechanisms.sparsification import Prune, RandomNoise, Select
 from shoal.mechanisms.update_clipping import Clip, MedianClip, NoisyClip, QuantileClip
 from shoal.random.streams import Streams
+from shoal.training import budget
 
 SETTING = Setting(clients=100, rounds=20)
 
@@ -318,6 +319,25 @@ def test_what_is_proven_is_put_in_words():
 
 def test_noise_at_the_client_under_poisson_sampling_proves_something_against_the_server_only():
     assert proves(sdp(sampling="poisson")) == "client and record level, against the server"
+
+
+SAMPLED = [curator(clients=Clients(kind, 10)) for kind in ("fixed-size", "cyclic", "random-allocation")]
+SCHEDULED = [curator(per_round=gaussian.Gaussian("linear:3:1")), curator(clients=Clients("poisson", "linear:10:20"))]
+
+
+@pytest.mark.parametrize("record", [*algorithms().values(), *SAMPLED, *SCHEDULED], ids=lambda record: record.name)
+def test_a_run_is_charged_the_sum_of_its_rounds(record, monkeypatch):
+    """Also where rounds are alike, and only the first is asked."""
+    for unit, observer in PAIRS:
+        each = tuple(event(record, SETTING, t, unit, observer) for t in range(SETTING.rounds))
+        assert whole_run(record, SETTING, SETTING.rounds, unit, observer) == Compose(each)
+    monkeypatch.setattr(budget, "_claim", lambda setting, unit, who, spent, *_: spent)
+    found = budget.planned_claims.__wrapped__(record, SETTING, ((1, 20), (8, 20)), 1e-5)  # the last are run again
+    rounds = [*((t, False) for t in range(20)), *((t, True) for t in range(7, 20))]
+    assert found == tuple(
+        budget._one_after_the_other([event(record, SETTING, t, *pair, again) for t, again in rounds])
+        for pair in PAIRS
+    )
 
 
 # --- calibration

@@ -113,13 +113,18 @@ def noises(sim, rounds=ROUNDS, attempts=3):
     return np.concatenate(found), tales
 
 
+@pytest.fixture(scope="module", params=BOUNDED)
+def drawn(request):
+    """A method whose clients learn nothing, the noise of twelve rounds of it, and what is told of each."""
+    record = idle(plain_server(small(request.param)))
+    return record, *noises(simulator(record, width=WIDE))
+
+
 @pytest.mark.slow
-@bounded
 @pytest.mark.statistical(false_alarm=2 * ALPHA)
-def test_the_noise_on_the_sum_is_what_the_event_says(name):
+def test_the_noise_on_the_sum_is_what_the_event_says(drawn):
     """Chi-square on 1.2 million numbers, at ALPHA; it would find 1% too little or too much, which is shown."""
-    record = idle(plain_server(small(name)))
-    found, tales = noises(simulator(record, width=WIDE))
+    record, found, tales = drawn
     assert found.size > 1e6
     scaled = np.concatenate([row / update_noise(record, place % ROUNDS) for place, row in enumerate(found)])
     assert chi_square_fits(scaled)
@@ -145,11 +150,10 @@ def test_noise_is_the_clip_times_the_multiplier_whatever_the_updates(name, monke
 
 
 @pytest.mark.slow
-@bounded
 @pytest.mark.statistical(false_alarm=ALPHA)
-def test_no_noise_is_drawn_twice(name):
+def test_no_noise_is_drawn_twice(drawn):
     """Correlations between rounds and between attempts at a round, 66 pairs of 104,000 numbers, ALPHA in all."""
-    found, _ = noises(simulator(idle(plain_server(small(name))), width=WIDE))
+    _, found, _ = drawn
     between = np.corrcoef(found) - np.eye(len(found))
     assert np.abs(between).max() < float(norm.isf(ALPHA / 2 / 66)) / math.sqrt(found.shape[1])
 

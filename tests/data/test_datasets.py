@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shoal.data import Dataset, lfw, load
+from shoal.data.embedded import read_digits
 from shoal.data.known import KNOWN
 from shoal.data.scaling import pictures
 from shoal.data.sources import locate
@@ -91,6 +92,19 @@ def test_raw_scale_is_what_was_published() -> None:
     assert float(load("digits", scale="raw").train_x.max()) == 16
     assert float(load("cancer", scale="raw").test_x.max()) == 4254
     assert float(pictures(np.full((1, 1, 1, 1), 255, np.uint8), "raw", name="mnist").max()) == 255
+
+
+def test_digits_are_those_that_scikit_learn_reads() -> None:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    ours, labels = read_digits()
+    assert ours.dtype == x.dtype
+    assert labels.dtype == y.dtype
+    assert np.array_equal(ours, x.reshape(-1, 1, 8, 8))
+    assert np.array_equal(labels, y)
+    assert not ours.flags.writeable
+    assert not labels.flags.writeable
 
 
 def test_cancer_is_scaled_by_its_public_description() -> None:

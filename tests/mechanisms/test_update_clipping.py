@@ -10,7 +10,16 @@ from scipy.stats import chi2, norm
 
 from shoal.algorithms import algorithm
 from shoal.errors import ConfigError
-from shoal.mechanisms.update_clipping import MARGIN, Clip, MedianClip, NoisyClip, QuantileClip, noisy_share, row_norms
+from shoal.mechanisms.update_clipping import (
+    MARGIN,
+    PIECE,
+    Clip,
+    MedianClip,
+    NoisyClip,
+    QuantileClip,
+    noisy_share,
+    row_norms,
+)
 from shoal.random.streams import Streams
 from support.small_federation import (
     ALPHA,
@@ -50,6 +59,14 @@ def test_a_long_update_is_shortened_and_a_short_one_left_alone(clip):
     assert row_norms(protected_updates).tolist() == pytest.approx([1.0, 0.5, 1.0, 0.0], rel=2 * MARGIN)
     torch.testing.assert_close(protected_updates[0], updates[0] / 10, rtol=2 * MARGIN, atol=0)
     assert torch.equal(protected_updates[1], updates[1])
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 7])
+def test_a_norm_is_that_of_its_pieces_to_the_last_bit(size):
+    rows = torch.randn(4, size)
+    pieces = [torch.linalg.vector_norm(part, dim=1) for part in rows.split(PIECE, dim=1)]
+    whole = torch.linalg.vector_norm(torch.stack(pieces, 1), dim=1, dtype=torch.float64)
+    assert torch.equal(row_norms(rows), whole)
 
 
 @pytest.mark.parametrize("pieces", [1, 8, 13_000])

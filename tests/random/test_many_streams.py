@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.random.many_streams import generators, sfc64_states
+from shoal.random.many_streams import FEW, generators, sfc64_states
 from shoal.random.secure_streams import SecureStreams
 from shoal.random.streams import Streams
 
@@ -20,11 +20,11 @@ def test_the_states_are_those_of_numpy(keys):
         assert (own["has_uint32"], own["uinteger"]) == (0, 0)
 
 
-def test_each_stream_begins_anew_whatever_was_drawn_before():
-    streams = Streams(3)
-    for number, found in zip(
-        [7, 0, 10**6, 7], streams.generators("examples", 2, 0, last=[7, 0, 10**6, 7]), strict=True
-    ):
+@pytest.mark.parametrize("more", [0, FEW])
+def test_each_stream_begins_anew_whatever_was_drawn_before(more):
+    """Whether few streams are made by numpy or many are set one after another."""
+    streams, numbers = Streams(3), [7, 0, 10**6, 7, *range(more)]
+    for number, found in zip(numbers, streams.generators("examples", 2, 0, last=numbers), strict=True):
         own = streams.generator("examples", 2, 0, number)
         assert found.integers(2**16, dtype=np.uint32) == own.integers(2**16, dtype=np.uint32)  # keeps half a word
         assert np.array_equal(found.permutation(50), own.permutation(50))

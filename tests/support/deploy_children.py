@@ -38,7 +38,6 @@ PRELOADED = [
     "dp_accounting.pld",
     "httpcore",
     "jinja2",
-    "sklearn.datasets",
     "uvicorn.loops.auto",
 ]
 _context = multiprocessing.get_context("forkserver")

@@ -217,7 +217,8 @@ def _paid(event: Event, clip: GradientClip | UpdateMechanism | None, noise: floa
 
 def whole_run(algorithm: Algorithm, setting: Setting, rounds: int, unit: Unit, observer: Observer) -> Event:
     """The first rounds of a run, composed."""
-    return Compose(tuple(event(algorithm, setting, t, unit, observer) for t in range(rounds)))
+    found = [event(algorithm, setting, t, unit, observer) for t in algorithm.different_rounds(rounds)]
+    return Compose(tuple(found * (rounds // max(1, len(found)))))
 
 
 SOMEWHERE = Setting(10**6, 100, sizes=(1000,))

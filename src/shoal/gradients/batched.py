@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, evaluating, in_training
+from shoal.copying import copied
 from shoal.errors import ModelError
 from shoal.gradients.dropout import dropping
 from shoal.gradients.layers.attention import put_records_first
@@ -52,7 +52,7 @@ class BatchedNetwork:
         drops: bool = False,
     ) -> None:
         self.layout, self._losses, self.drops = layout, losses, drops
-        self._whole, self._given = copy.deepcopy(module), (kernels, shapes, sample)
+        self._whole, self._given = copied(module), (kernels, shapes, sample)
         self._threads = threading.local()
         _ = self._own  # what fails, fails here
 
@@ -265,7 +265,7 @@ def _ruled(module: nn.Module) -> list[Entry]:
 
 def kinds_held(module: nn.Module, layout: Layout) -> list[Kind]:
     """The kinds of parameters that the model's own code uses."""
-    module = _with_rules(copy.deepcopy(module), layout, Taped())
+    module = _with_rules(copied(module), layout, Taped())
     owners = [layer for layer in module.modules() if isinstance(layer, HoldsParameters)]
     kinds = ((name, entry.shape) for layer in owners for name, entry in layer.client_parameters.items())
     return list(dict.fromkeys(kinds))
@@ -277,7 +277,7 @@ def without_rule(module: nn.Module, layout: Layout) -> list[str]:
     Their trained parameters have no rule, or they mix records.
     """
     hindering = {name: layer for name, layer in module.named_modules() if _mixes(layer)}
-    ruled = _ruled(_with_rules(copy.deepcopy(module), layout, Taped()))
+    ruled = _ruled(_with_rules(copied(module), layout, Taped()))
     for entry in layout.entries:
         if entry.trainable and entry not in ruled:
             name = layer_of(entry.name)

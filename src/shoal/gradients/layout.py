@@ -28,7 +28,8 @@ class Entry:
 
     def of(self, vectors: Tensor) -> Tensor:
         """A view of this tensor in a vector [P], or in one vector per client [K, P]."""
-        return torch.unflatten(vectors[..., self.start : self.stop], -1, self.shape or (1,))
+        part = vectors[..., self.start : self.stop]
+        return part if len(self.shape) < 2 else torch.unflatten(part, -1, self.shape)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, func, nn
 
 from shoal.calling import arguments, call, evaluating, in_training, output_of
+from shoal.copying import copied
 from shoal.gradients.dropout import dropping
 from shoal.gradients.layout import Entry, Layout
 from shoal.gradients.losses import Losses, cross_entropy
@@ -34,7 +34,7 @@ class FunctionalNetwork:
         self.layout, self._losses = layout or Layout.of(module), losses
         self.draws, self.masks = True, False
         self.places: Sequence[int] = ()
-        self._whole, self._copies = in_training(copy.deepcopy(module)), threading.local()
+        self._whole, self._copies = in_training(copied(module)), threading.local()
 
     @property
     def drops(self) -> bool:
@@ -151,8 +151,7 @@ class RecordNetwork(FunctionalNetwork):
 
 def with_same_tensors(module: nn.Module) -> nn.Module:
     """A copy of the module, whose parameters and buffers are the same tensors."""
-    held = [*module.parameters(), *module.buffers()]
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in held})
+    return copied(module, [*module.parameters(), *module.buffers()])
 
 
 def of(x: Inputs, client: int, records: Tensor | slice) -> Inputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, in_training
+from shoal.copying import copied
 from shoal.gradients.batched import BatchedNetwork, drawing, kinds_held, without_rule
 from shoal.gradients.dropout import places_of
 from shoal.gradients.layers.parameter import Kind, Shape, likely_shapes, only
@@ -122,7 +122,7 @@ class Trial:
 
     def __init__(self, ways: Ways, sample: Inputs, targets: Tensor | None) -> None:
         self.sample, self._targets, self.on_cuda = sample, targets, device_of(sample).type == "cuda"
-        module, self._x = copy.deepcopy(ways.module).cpu().double(), each(sample, _of_two_clients)
+        module, self._x = copied(ways.module).cpu().double(), each(sample, _of_two_clients)
         y = torch.zeros(count(sample), dtype=torch.int64) if targets is None else targets
         self._y = torch.stack([y, y[:1].expand_as(y)]).cpu()
         layout = Layout.of(module)
@@ -149,7 +149,7 @@ class Trial:
     @cached_property
     def places(self) -> list[int]:
         """Where records are in what dropout draws, if nothing else is drawn, also when a part is run again."""
-        module, one = in_training(copy.deepcopy(self._ways.module)), each(self._x, _first)
+        module, one = in_training(copied(self._ways.module)), each(self._x, _first)
         many = {1: one, 2: joined(one, one)}
         try:
             found = places_of(lambda times: call(module, many[times]), torch.device("cpu"))

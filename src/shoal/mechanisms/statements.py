@@ -68,10 +68,11 @@ def _inherited(kind: type[Stating], rules: str, own: Container[str] = ()) -> Ite
     decides = [rule for each in bases for rule in vars(each).get(rules, {}).items()]
     for method, name in [(method, name) for method, statements in decides for name in statements]:
         place, owner = next((at, each) for at, each in enumerate(bases) if _defines(each, name))
+        if place == base:
+            continue
         others = {*bases[: base if Stating in owner.__mro__ else place]} - {*owner.__mro__}
-        known = {each.name for each in fields(owner)} if is_dataclass(owner) else ()
-        overridden = method in own and method not in known
-        if place != base and (overridden or any(_defines(each, method) or _defines(each, name) for each in others)):
+        overridden = method in own and not (is_dataclass(owner) and method in {each.name for each in fields(owner)})
+        if overridden or any(_defines(each, method) or _defines(each, name) for each in others):
             yield method, name, owner
 
 

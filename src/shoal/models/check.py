@@ -18,6 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from shoal.calling import call, evaluating, in_training
+from shoal.copying import copied
 from shoal.errors import ModelError
 from shoal.inputs import Inputs, InputShape, Shape, each, joined, parts, shape_of
 from shoal.models.build import count
@@ -166,7 +167,7 @@ def _refuse_mixing_layers(model: nn.Module, why: str) -> None:
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy in training mode, on the CPU."""
-    return in_training(copy.deepcopy(model).cpu())
+    return in_training(copied(model).cpu())
 
 
 def _shaken(model: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ class Table:
     @classmethod
     def of(cls, bounds: list[int], first: int) -> Table:
         """From the increasing 256-bit numbers themselves."""
-        words = np.frombuffer(b"".join(bound.to_bytes(BITS // 8, "big") for bound in bounds), dtype=">u4")
+        words = np.frombuffer(b"".join([bound.to_bytes(BITS // 8, "big") for bound in bounds]), dtype=">u4")
         words = words.astype(np.uint32).reshape(-1, BITS // 32)
         high = np.ascontiguousarray(words[:, 0])
         cells = np.arange(2**12, dtype=np.uint32) << np.uint32(20)
@@ -126,11 +127,10 @@ def table_of(width: float) -> Table:
         masses.append(masses[-1] * ratio >> (BITS + _GUARD))
         ratio = ratio * falling >> (BITS + _GUARD)
     total = 2 * sum(masses) - one
-    below, bounds = 0, []
-    for mass in [*masses[:0:-1], *masses[:-1]]:  # the last entry takes the rest
-        below += mass
-        bounds.append(min((below << BITS) // total, 2**BITS - 1))  # the total, where the last masses are 0
-    return Table.of(bounds, -furthest)
+    below = [divmod(share << BITS, total) for share in accumulate(masses[:0:-1])]
+    # Above is the total less what is below its mirror image, rounded down too; the last entry takes the rest.
+    above = [min(2**BITS - share - (left > 0), 2**BITS - 1) for share, left in reversed(below)]
+    return Table.of([*(share for share, _ in below), *above], -furthest)
 
 
 def _of_one(share: Decimal, one: int) -> int:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -230,8 +230,10 @@ def planned_claims(
 ) -> tuple[Proven, ...]:
     """What is proven of rounds that are charged as (first, last), from 1, one span after the other; none is run."""
     by_round, furthest = [], 0
+    of_round = cache(lambda t, again: charges(algorithm, setting, t, again))
+    alike = len(algorithm.different_rounds(setting.rounds)) <= 1
     for first, last in charged:
-        by_round += [charges(algorithm, setting, t, t < furthest) for t in range(first - 1, last)]
+        by_round += [of_round(0 if alike else t, t < furthest) for t in range(first - 1, last)]
         furthest = max(furthest, last)
     spent = _composed(by_round)
     return tuple(_claim(setting, charge.unit, charge.observer, charge.event, delta, {}) for charge in spent)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -119,9 +120,10 @@ class TrainingContext:
             timed = replace(step, batch=at_once(net, batch))
             return timed.seconds(net, clients(net), settings.threads, recording)
 
+        losses = partial(_in_float32, dataset.task.losses)
         net = known or network(
-            module, sample, targets, losses=_in_float32(dataset.task.losses), way=settings.way, per_record=per_record,
-            kernels=settings.kernels, personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
+            module, sample, targets, losses=losses, way=settings.way, per_record=per_record, kernels=settings.kernels,
+            personal=algorithm.local.personal, pieces=settings.micro_batch is not None,
             seconds=None if secure else seconds, sizes=sizes,
         )  # fmt: skip
         personal = net.layout.flatten(module)[net.layout.shared.size :]
@@ -142,9 +144,9 @@ def _refuse_pieces(module: nn.Module, settings: Settings) -> None:
         )
 
 
-def _in_float32(losses: Losses) -> Losses:
+def _in_float32(losses: Losses, outputs: Tensor, y: Tensor) -> Tensor:
     """The losses of outputs that may be in bfloat16."""
-    return lambda outputs, y: losses(widened(outputs), y)
+    return losses(widened(outputs), y)
 
 
 def stand_ins(x: Inputs) -> Inputs:

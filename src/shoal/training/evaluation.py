@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.calling import call, evaluating
+from shoal.copying import copied
 from shoal.data.dataset import Dataset
 from shoal.gradients import Layout
 from shoal.inputs import Inputs, each, take
@@ -54,7 +54,7 @@ class Evaluation:
         """On the device where the module is."""
         device = next(module.parameters()).device
         x, initial = each(dataset.test_x, lambda part: part.to(device)), layout.flatten(module)[layout.shared.size :]
-        unused = copy.deepcopy(module).cpu()
+        unused = copied(module).cpu()
         return cls(module, unused, layout, dataset, x, dataset.test_y.to(device), workers, initial, users)
 
     @property

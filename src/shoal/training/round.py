@@ -201,7 +201,8 @@ class SimulatedCohort(TrainingContext, Cohort):
             "clipped_records": part.metrics.clipped if part.metrics else 0.0,
             "kept_steps": part.metrics.kept.sum() if part.metrics else 0,
         }
-        return update, raw, torch.stack([raw.new_zeros((), dtype=torch.float64) + numbers[name] for name in NUMBERS])
+        zero = raw.new_zeros((), dtype=torch.float64)
+        return update, raw, torch.stack([zero + numbers[name] for name in NUMBERS])
 
     def with_shares(self, updates: Tensor, clients: np.ndarray, clip_norm: float, index: RoundIndex) -> Tensor:
         """The updates as they leave where clients add shares of the noise, the same as sites draw."""

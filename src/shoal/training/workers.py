@@ -19,6 +19,7 @@ import torch
 
 from shoal.precision import Precision, computing
 
+_LEAST, _ONE = 5e-324, 1.0  # whose product the compiler would know, were they written out
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -98,7 +99,7 @@ def _flushing() -> Iterator[None]:
     Processors are very slow with them, and an overconfident, noisy model can have so many in its gradients that a
     round takes almost three times as long.
     """
-    before = float(torch.tensor(1e-40) * 1) == 0
+    before = _LEAST * _ONE == 0
     torch.set_flush_denormal(True)
     try:
         yield
