@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data import Dataset, lfw, load
-from shoal.data.embedded import read_digits
+from shoal.data import Dataset, embedded, lfw, load
 from shoal.data.known import KNOWN
 from shoal.data.scaling import pictures
 from shoal.data.sources import locate
@@ -94,11 +93,13 @@ def test_raw_scale_is_what_was_published() -> None:
     assert float(pictures(np.full((1, 1, 1, 1), 255, np.uint8), "raw", name="mnist").max()) == 255
 
 
-def test_digits_are_those_that_scikit_learn_reads() -> None:
+@pytest.mark.parametrize("file", [embedded.DIGITS, "elsewhere.csv.gz"])
+def test_digits_are_those_that_scikit_learn_reads(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
+    monkeypatch.setattr(embedded, "DIGITS", file)
     x, y = load_digits(return_X_y=True)
-    ours, labels = read_digits()
+    ours, labels = embedded.read_digits.__wrapped__()
     assert ours.dtype == x.dtype
     assert labels.dtype == y.dtype
     assert np.array_equal(ours, x.reshape(-1, 1, 8, 8))

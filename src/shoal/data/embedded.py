@@ -33,13 +33,17 @@ CANCER_HIGH = (
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """1,797 pictures `[N, 1, 8, 8]` from 0 to 16, and labels; read once, so neither can be written to.
 
-    From scikit-learn's file, as importing all that is beside its own reader takes a second.
+    From scikit-learn's file, as importing all that is beside its own reader takes a second; by that reader, where a
+    later release keeps the file elsewhere.
     """
     found = find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None
-    table = np.loadtxt(Path(found.origin).parent / DIGITS, delimiter=",")
-    x, y = table[:, :-1], table[:, -1].astype(np.int64)
+    if found and found.origin and (path := Path(found.origin).parent / DIGITS).exists():
+        table = np.loadtxt(path, delimiter=",")
+        x, y = table[:, :-1], table[:, -1].astype(np.int64)
+    else:
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
     for array in (x, y):
         array.flags.writeable = False
     return x.reshape(-1, 1, 8, 8), y
