@@ -7,8 +7,9 @@ after all, or be the last thing its process does. Messages are those of `RemoteC
 that is not trained. It is hidden by sampling, so that every round in which it could be drawn costs it something, also
 where it is not asked.
 
-What could be drawn is known from a twin: a site with the same budget, whose disk never fails, and which is asked in
-every round in which the site might be. SHOAL_SITE_LIVES=1000 lives more of these lives, of each kind.
+What it would answer, if it were drawn, is known from a twin, a site with the same budget which is asked in every
+round in which the site might be; or, where writes fail, from a copy of its folder. SHOAL_SITE_LIVES=1000 lives more
+of these lives, of each kind.
 """
 
 import errno
@@ -23,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import zip_longest
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -150,6 +152,7 @@ class Life:
         noise = parse(self.terms.settings.algorithm.per_round.noise_multiplier)
         self.prices = [1 / noise.value(t, self.total) ** 2 for t in range(self.total)]
         self.requirements, self.rate = self.some_budget(), chance.choice([0.0, 0.02, 0.1, 0.3])
+        self.fails, self.asks = self.rate > 0, chance.choice([0.1, 0.25, 0.6])
         self.twin, self.site = Site(self.owner("twin")), None
         self.drawable, self.draws, self.strange, self.joined = [], [], [], None
         self.charged, self.checkpoints, self.turns = [], [0], set()
@@ -169,8 +172,8 @@ class Life:
         return (self.prices[0] + more + self.chance.choice([0, max(self.prices) / 2])) * (1 + 1e-5)
 
     def owner(self, name, **changes):
-        given = {"requirements": self.requirements, "clock": lambda: self.clock} | changes
-        return Owner(name, self.folder / name, lambda _terms: self.data, **given)
+        given = {"folder": self.folder / name, "requirements": self.requirements, "clock": lambda: self.clock}
+        return Owner(name, records=lambda _terms: self.data, **given | changes)
 
     def restart_coordinator(self, done):
         """With the checkpoint of so many rounds; its ledger is the latest."""
@@ -236,7 +239,7 @@ class Life:
             self.place = 1
             said = Request("run", self.terms.digest, 0, RoundIndex(t, self.total, attempt)).names
             taken = not again and t // BLOCK in self.turns and not self.alike
-            asked = asks and not taken and self.chance.random() < 0.25
+            asked = asks and not taken and self.chance.random() < self.asks
             if asked:
                 self.turns.add(t // BLOCK)
             self.draw(t, again, said, asked)
@@ -250,10 +253,7 @@ class Life:
 
     def draw(self, t, again, said, asked):
         """Ask the twin, and the site if it is drawn: whatever either was asked before, they answer alike."""
-        would = found = ""
-        if self.alike:
-            repeats = {"repeats": self.repeats} if self.repeats else {}
-            would = self.twin.answer(ROUND, Payload(said | repeats, MODEL)).values.get("refused", "")
+        found, would = "", self.would_refuse(said) if self.alike else ""
         if asked:
             found = self.send(ROUND, said, MODEL).get("refused", "")
             self.agreed = not found
@@ -264,6 +264,19 @@ class Life:
                 self.note_needless(found)
         if not would or (asked and not found):
             self.drawable.append((t, again, self.clock))
+
+    def would_refuse(self, said):
+        """Why the twin refuses this round; where writes fail, a copy of the site as it is on its disk."""
+        message = Payload(said | ({"repeats": self.repeats} if self.repeats else {}), MODEL)
+        if not self.fails:
+            return self.twin.answer(ROUND, message).values.get("refused", "")
+        copy = shutil.copytree(self.folder / "site", self.folder / "copy")
+        site = Site(self.owner("site", folder=copy), joins=False)
+        with patch.object(SiteLedger, "agree"):  # it asks what the first round costs
+            found = site.answer(ROUND, message).values.get("refused", "")
+        site.close()
+        shutil.rmtree(copy)
+        return found
 
     def note_needless(self, found):
         """Note a refusal where all that was run since the site joined, and this round, were within the budget."""
