@@ -199,7 +199,7 @@ class Life:
         except Killed:
             self.restart_site()
             return {"refused": "killed"}
-        if "refused" not in found or "would exceed" in found["refused"]:
+        if kind != END and ("refused" not in found or "would exceed" in found["refused"]):
             self.draws = [(cost, heard or self.clock) for cost, heard in self.draws]
         return found
 
@@ -299,6 +299,8 @@ class Life:
         ended = Payload({"run": other.run, "terms": other.digest, "why": "over", "round": 0})
         for site in (self.site, self.twin):
             site.answer(END, ended)
+        self.twin.close()
+        self.twin = Site(self.twin.owner)
 
     def step(self):
         self.clock += timedelta(days=self.chance.choice([0, 0, 1, 9, 25]))

@@ -366,7 +366,12 @@ class Site:
             turn=last.turn if again and t > turn else turn,
             answered=(*last.answered, t) if algorithm.priced else (),
         )
-        self._ledger.charge(range(0), t, last.answered, again, progress)
+        try:
+            self._ledger.charge(range(0), t, last.answered, again, progress)
+        except Refused:
+            if algorithm.clients.secret:  # asked in other rounds before, it might have answered
+                self._catch_up(range(t, t + again), max(begun, t + 1), said)
+            raise
         self._keep_head()
 
     def _catch_up(self, again: range, begun: int, repeats: int) -> str | None:
