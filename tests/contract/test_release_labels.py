@@ -201,7 +201,7 @@ def test_what_a_site_keeps_says_so_and_is_still_read(tmp_path):
         site.close()
     assert labels(result.run)["sites.json"] == release.SITES
     found = labels(tmp_path / "site-0")
-    assert set(found) == {"ledger.jsonl", "terms.json", "progress.json", "memory.safetensors"}
+    assert set(found) == {"ledger.jsonl", "terms.json", "head.json", "memory.safetensors"}
     assert found.pop("terms.json") == release.TERMS
     assert set(found.values()) == {release.SITE}
     path = tmp_path / "site-0" / "terms.json"

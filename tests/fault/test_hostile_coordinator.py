@@ -244,12 +244,12 @@ def test_a_ledger_that_is_not_the_last_one_is_noticed(replies, tmp_path, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["missing", "empty", "older"])
-def test_a_ledger_without_the_latest_progress_beside_it_is_not_believed(replies, tmp_path, how):
-    """It may be an older copy, alone in a new folder; and the rest of the run would never be charged."""
+def test_a_ledger_without_its_latest_hash_beside_it_is_not_believed(replies, tmp_path, how):
+    """It may be an older copy, alone in a new folder."""
     site, first, message, _ = replies
     of_first = Terms.read(first.values["terms"], ())
     before, later = (replace(of_first, run=name) for name in ("before", "later"))
-    path, names = tmp_path / "new" / "progress.json", {"run": "before", "terms": before.digest}
+    path, names = tmp_path / "new" / "head.json", {"run": "before", "terms": before.digest}
     site.answer(TERMS, Payload({"terms": before.text, "round": 0}))
     site.answer(ROUND, Payload(message.values | names, message.vectors))
     site.answer(END, Payload(names | {"why": "rounds", "round": 3}))
@@ -266,7 +266,7 @@ def test_a_ledger_without_the_latest_progress_beside_it_is_not_believed(replies,
     again = Site(site.owner, told.append)
     asked_again = Payload({"terms": later.text, "round": 0})
     assert again.answer(TERMS, asked_again).values["refused"] == INTERNAL_ERROR.format(site="the site")
-    assert "progress.json is missing or an older copy" in told[0]
+    assert "head.json is missing or an older copy" in told[0]
     again.close()
 
 

@@ -5,7 +5,7 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +13,14 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal import release
+from shoal.accounting import privacy_ledger
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.calibration import Budget
 from shoal.accounting.dominating import dominating
 from shoal.accounting.events import Compose, Gaussian, Repeat, Sampled, Unbounded
 from shoal.accounting.leaves import leaves, without_sampler
-from shoal.accounting.privacy_ledger import Charge, Ledger, verify
+from shoal.accounting.privacy_ledger import Charge, Ledger, Record, verify
 from shoal.accounting.rdp import Running
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import event as round_event
@@ -50,9 +52,9 @@ from support.loopback import with_sites
 
 def charged(folder):
     """Rounds in the ledger of a site, and what they cost."""
-    with Ledger(folder / "ledger.jsonl") as ledger:
-        rounds = sum(intent.round - intent.first + 1 for intent in ledger.charged)
-        return rounds, ledger.charged_event("client", "release")
+    _, ledger = Record.read(folder / "ledger.jsonl")
+    rounds = sum(intent.round - intent.first + 1 for intent in ledger.charged)
+    return rounds, ledger.charged_event("client", "release")
 
 
 @pytest.mark.slow
@@ -329,21 +331,19 @@ def test_an_end_charges_all_repeats_that_the_budget_pays_for(replies, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [{"round": 3}, {"round": 1, "repeats": 2}])
+@pytest.mark.parametrize("most", [3.5, 4.5])
 def test_rounds_run_while_the_owner_required_less_are_charged_whatever_the_new_budget_pays_for(
-    replies, tmp_path, said
+    replies, tmp_path, said, most
 ):
     """Epsilon 3.5 pays for one round, 4.5 for two: the site, restarted with these, may have been drawn before."""
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
     site.close()
-    site = Site(replace(site.owner, requirements=Requirements(epsilon=3.5)))
-    assert "refused" in site.answer(END, Payload(end_of(message, **said))).values, "not even one round is left"
-    site.close()
-    site = Site(replace(site.owner, requirements=Requirements(epsilon=4.5)))
+    site = Site(replace(site.owner, requirements=Requirements(epsilon=most)))
     assert "refused" not in site.answer(END, Payload(end_of(message, **said))).values
     answer = site.answer(ROUND, Payload(message.values | {"round": 2}, message.vectors))
-    assert "owner's 4.5" in answer.values["refused"], "and nothing more leaves the site"
+    assert f"owner's {most}" in answer.values["refused"], "and nothing more leaves the site"
     site.close()
     assert charged(tmp_path / "new")[0] == 3
 
@@ -388,22 +388,13 @@ def again(message, t, repeats):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [True, False])
-def test_repeats_of_which_the_cheap_ones_may_have_spent_the_budget_spend_it(tmp_path, ends):
+def test_repeats_of_which_the_cheap_ones_may_have_spent_the_budget_spend_it(tmp_path):
     """It pays for both rounds and for the cheap one again, not for the other: it may have been in that one."""
     site, terms, message, cap = limited(tmp_path, 2, "linear:4:1", 4.0, 2.5, 4.0)
     site.answer(TERMS, terms)
     said = end_of(message, round=2, repeats=2)
-    if ends:
-        for _ in range(2):  # it spends the budget once
-            site.answer(END, Payload(said))
-    else:
-        site.answer(ROUND, Payload(message.values | {"round": 1}, message.vectors))
-        site.answer(TERMS, Payload(terms.values | {"charged": 2}))
-        site.close()
-        site = Site(replace(site.owner, requirements=Requirements()))
-        other = replace(Terms.read(terms.text("terms"), ()), run="another")
-        assert "agreed" in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
+    for _ in range(2):  # it spends the budget once
+        site.answer(END, Payload(said))
     site.close()
     rounds, event = charged(tmp_path / "new")
     assert rounds == 3
@@ -418,7 +409,7 @@ def test_a_site_answers_no_round_again_where_those_that_have_begun_spend_its_bud
     site.answer(TERMS, Payload(terms.values | {"charged": 3}))
     assert "would exceed" in site.answer(ROUND, again(message, 0, 1)).values["refused"]
     site.close()
-    assert charged(tmp_path / "new")[0] == 0, "all at the end"
+    assert charged(tmp_path / "new")[0] == 3
 
 
 @pytest.mark.slow
@@ -435,6 +426,95 @@ def test_an_end_first_charges_the_rounds_that_never_were(tmp_path):
     assert rounds == 5
     noise = {round(leaf.noise, 2) for leaf in without_sampler(leaves(event))[0]}
     assert noise == {1.0, 1.75, 2.5, 3.25}
+
+
+class Killed(BaseException):
+    """The site's process ends here."""
+
+
+@pytest.mark.slow
+def test_a_site_killed_between_two_lines_charges_the_rest_and_nothing_twice(tmp_path, monkeypatch):
+    """The budget pays for a cheap round and a costly one, not for the cheap one twice and then the other."""
+    site, terms, message, _ = limited(tmp_path, 2, "linear:4:1", 4.0, 2.5)
+    site.answer(TERMS, terms)
+    write, lines = privacy_ledger._write_all, []
+
+    def killed_at_the_second(file, raw):
+        lines.append(raw)
+        if len(lines) == 2:
+            raise Killed
+        write(file, raw)
+
+    monkeypatch.setattr(privacy_ledger, "_write_all", killed_at_the_second)
+    said = Payload(end_of(message, round=2))
+    with pytest.raises(Killed):
+        site.answer(END, said)
+    site.close()
+    monkeypatch.undo()
+    site = Site(site.owner)
+    assert "refused" not in site.answer(END, said).values
+    site.close()
+    noise = Counter(
+        round(leaf.noise, 2) for leaf in leaves(charged(tmp_path / "new")[1]) if isinstance(leaf, Gaussian)
+    )
+    assert noise == {4.0: 1, 2.5: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False])
+def test_rounds_run_again_one_after_the_other_are_charged_once_more_each(replies, tmp_path, ends):
+    """The coordinator goes back from round 3 to round 1, and the site is in both again, or in the first of them."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    for t in (0, 1):
+        site.answer(ROUND, Payload(message.values | {"round": t}, message.vectors))
+    site.answer(TERMS, Payload(terms.values | {"charged": 2}))
+    assert "refused" not in site.answer(ROUND, again(message, 0, 1)).values
+    found = site.answer(END, Payload(end_of(message, round=2, repeats=2))) if ends else None
+    found = found or site.answer(ROUND, again(message, 1, 2))
+    assert "refused" not in found.values
+    site.close()
+    assert charged(tmp_path / "new")[0] == 4
+
+
+@pytest.mark.slow
+def test_repeats_are_charged_though_their_month_pays_for_no_more_and_count_in_that_month_alone(
+    replies, tmp_path, monkeypatch
+):
+    """Epsilon 4 pays for two rounds a month: one is run three times, and the next is for next month."""
+    site, terms, message = replies
+    time = [datetime(2026, 1, 1, tzinfo=UTC)]
+    monkeypatch.setattr(privacy_ledger, "datetime", SimpleNamespace(now=lambda _zone: time[0]))
+    site.owner = replace(site.owner, requirements=Requirements(epsilon_per_month=4.0), clock=lambda: time[0])
+    site.answer(TERMS, terms)
+    site.answer(ROUND, message)
+    later = Payload(message.values | {"round": 1, "repeats": 2}, message.vectors)
+    for answers in (False, True):
+        assert ("refused" not in site.answer(ROUND, later).values) == answers
+        assert charged(site.owner.folder)[0] == 3 + answers
+        time[0] += timedelta(days=31)
+    site.close()
+
+
+@pytest.mark.slow
+def test_what_an_earlier_version_left_to_charge_is_charged(replies, tmp_path):
+    """It kept progress.json beside a ledger that does not say how far the site is."""
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.close()
+    folder, digest = tmp_path / "new", json.loads((tmp_path / "new" / "compared.json").read_text())["terms"]
+    (folder / "ledger.jsonl").unlink()
+    (folder / "head.json").unlink()
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        ledger.begin("new", "every run that this site took part in", "", note=release.SITE)
+        ledger.intend(1, [Charge("client", "release", Gaussian(1.633), "zero-out")], run=message.text("run"))
+        kept = {"run": message.text("run"), "terms": digest, "next": 1, "furthest": 1, "ended": False, "records": 360}
+        (folder / "progress.json").write_text(json.dumps(kept | {"ledger": ledger.head}))
+    site = Site(site.owner)
+    assert "refused" not in site.answer(END, Payload(end_of(message, round=3))).values
+    site.close()
+    assert charged(folder)[0] == 3
+    assert not (folder / "progress.json").exists()
 
 
 @pytest.mark.slow
@@ -495,29 +575,32 @@ def test_all_that_an_older_checkpoint_runs_again_is_charged_though_the_coordinat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "goes_on"),
+    ("said", "goes_on", "more"),
     [
-        ({"round": 2, "charged": 3, "repeats": 1}, True),
-        ({"round": 0, "charged": 3, "repeats": 2}, True),
-        ({"round": 2, "repeats": 1}, False),
-        ({"round": 1, "charged": 2, "repeats": 2}, False),
-        ({"round": 2, "charged": 3}, False),
-        ({"round": 3}, False),
+        ({"round": 2, "charged": 3, "repeats": 1}, True, 0),
+        ({"round": 0, "charged": 3, "repeats": 2}, True, 1),
+        ({"round": 2, "repeats": 1}, False, 0),
+        ({"round": 1, "charged": 2, "repeats": 2}, False, 0),
+        ({"round": 2, "charged": 3}, False, 0),
+        ({"round": 3}, False, 0),
     ],
 )
-def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_path, said, goes_on):
-    """Round 3 ran twice, and the site was in the second. An older copy would run rounds again and not say so."""
+def test_a_coordinator_whose_ledger_is_an_older_copy_is_refused(replies, tmp_path, said, goes_on, more):
+    """Round 3 ran twice, and the site was in the second. An older copy would run rounds again and not say so.
+
+    What has been run since, as any other coordinator says, is charged at once.
+    """
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.answer(ROUND, Payload(message.values | {"round": 2, "attempt": 1, "repeats": 1}, message.vectors))
     site.close()
-    before = (tmp_path / "new" / "ledger.jsonl").read_bytes()
+    before = charged(tmp_path / "new")[0]
     site = Site(site.owner)
     answer = site.answer(TERMS, Payload(terms.values | said))
     site.close()
     assert ("agreed" in answer.values) == goes_on
     assert goes_on or "its run folder is an older copy" in answer.values["refused"]
-    assert (tmp_path / "new" / "ledger.jsonl").read_bytes() == before
+    assert charged(tmp_path / "new")[0] == before + more
 
 
 @pytest.mark.slow
@@ -646,19 +729,20 @@ def test_runs_of_one_configuration_that_start_in_the_same_second_are_two_to_a_si
 
 @pytest.mark.slow
 def test_a_coordinator_that_speaks_of_many_repeats_spends_no_more_than_the_budget(replies, tmp_path):
-    """Of 10,000 repeats, the cap of a run pays for four; the rest it would have refused."""
+    """Of 10,000 repeats, the cap of a run pays for four; the rest, and rounds 2 and 3, it would have refused."""
     site, terms, message = replies
     cap = 1.001 * epsilon(Repeat(Gaussian(1.633), 5), 1e-5).epsilon
     site.owner = replace(site.owner, requirements=Requirements(epsilon=100.0, epsilon_per_run=cap))
     site.answer(TERMS, terms)
     site.answer(ROUND, message)
     site.answer(TERMS, Payload(terms.values | {"charged": 1, "repeats": 10**4}))
+    assert "run's epsilon" in site.answer(ROUND, again(message, 1, 10**4)).values["refused"]
     site.close()
     site = Site(site.owner)
     other = replace(Terms.read(terms.text("terms"), ()), run="another")
     assert "refused" not in site.answer(TERMS, Payload({"terms": other.text, "round": 0})).values
     site.close()
-    assert charged(tmp_path / "new")[0] == 3 + 4
+    assert charged(tmp_path / "new")[0] == 1 + 4
 
 
 def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_both_change(tmp_path):
@@ -670,14 +754,15 @@ def test_repeats_cost_no_less_than_any_rounds_of_a_run_whose_cohorts_and_noise_b
         per_round=replace(method.per_round, noise_multiplier="linear:0.7:1.7"),
     )
     ledger = site_ledger(tmp_path, method, setting, records=100)
-    ledger.charge_repeats(range(10), 20)
-    spent = ledger.epsilon()
+    (costliest,) = (c.event for c in ledger._costliest_again(range(10)) if (c.unit, c.observer) == CLIENT)
     ledger.close()
+    spent = epsilon(Repeat(Compose((costliest,)), 20), 1e-5, "rdp", "zero-out").epsilon
     for t in (0, 9):
         event = round_event(method, setting, t, "client", "release")
         assert spent >= epsilon(Repeat(Compose((event,)), 20), 1e-5, "rdp", "zero-out").epsilon
 
 
+CLIENT = ("client", "release")
 POISSON = {"algorithm": "trusted-curator", "clients.sampling": "poisson", "clients.cohort": 2, "data.clients": 100}
 
 
@@ -770,10 +855,10 @@ def test_repeats_that_a_budget_pays_for_can_be_charged(tmp_path):
     chosen = configure(POISSON | {"clients.cohort": 0.1, "per_round.noise_multiplier": 0.5, "rounds": 10}).algorithm
     ledger = site_ledger(tmp_path, chosen, Setting(100, 10), Requirements(epsilon=1.0), records=50)
     found = ledger.affordable_repeats(range(10), 10**6)
+    (costliest,) = (c.event for c in ledger._costliest_again(range(10)) if (c.unit, c.observer) == CLIENT)
     assert found > 0
-    with pytest.raises(Refused):
-        ledger.charge_repeats(range(10), found + 1)
-    ledger.charge_repeats(range(10), found)
+    assert ledger._over_budget(Repeat(Compose((costliest,)), found)) is None
+    assert ledger._over_budget(Repeat(Compose((costliest,)), found + 1)) == "epsilon"
     ledger.close()
 
 

@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
 from shoal.accounting import privacy_ledger
 from shoal.accounting.privacy_ledger import Record
-from shoal.federation import coordinator, site_progress
+from shoal.federation import coordinator
+from shoal.federation import site as site_module
 from shoal.federation.consent import Requirements
 from shoal.federation.flower.transport import key_identity
 from shoal.federation.key_files import public_pem
@@ -50,7 +51,7 @@ def full_once(monkeypatch, tmp_path):
             full.clear()
             raise NO_SPACE
 
-    write_line, write_file = privacy_ledger._write_all, site_progress.write_whole
+    write_line, write_file = privacy_ledger._write_all, site_module.write_whole
 
     def line_written(file, raw):
         check(tmp_path / os.readlink(f"/proc/self/fd/{file}"))
@@ -64,23 +65,23 @@ def full_once(monkeypatch, tmp_path):
         if place == "ledger":
             monkeypatch.setattr(privacy_ledger, "_write_all", line_written)
         else:
-            monkeypatch.setattr(site_progress, "write_whole", file_written)
+            monkeypatch.setattr(site_module, "write_whole", file_written)
         return fill
 
     return at
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["ledger", "progress"])
+@pytest.mark.parametrize("place", ["ledger", "head"])
 def test_a_site_whose_disk_was_full_once_takes_part_again(tmp_path, full_once, place):
-    """It refuses that round, and no charge is missing: a round whose progress was not written is charged twice."""
+    """It refuses that round, and no charge is missing, and none is there twice."""
     grid = with_sites(tmp_path, 4)
     result, _ = served(tmp_path, full_cohort() | {"rounds": 4}, grid, on_round=full_once(place))
     assert clients(result) == [4, 3, 4, 4]
     assert reports(result) == [(2, "site-01", "refused")]
     found, own = Record.read(tmp_path / "site-1" / "ledger.jsonl")
     assert found.whole
-    assert own.charged[-1].round == {"ledger": 4, "progress": 5}[place]
+    assert own.charged[-1].round == 4
 
 
 class Keyed(Loopback):
@@ -194,28 +195,31 @@ def test_a_site_that_left_a_run_for_one_that_it_then_refused_goes_on_with_the_fi
     assert Record.read(folder / "ledger.jsonl")[1].charged[-1].round == 4 + 1
 
 
-def test_a_site_whose_progress_is_lost_while_it_runs_answers_no_rounds(tmp_path):
-    """It would charge this round alone, and not those since the last one that it was asked for."""
+def test_a_site_whose_ledger_has_lost_its_last_hash_answers_no_rounds(tmp_path):
+    """The ledger may be an older copy, by which it would charge less. While it runs it knows better."""
     _, grid = served(tmp_path, curator(2))
     lines = []
     site = Site(Owner("site-00", tmp_path / "running", reader("digits", part=0)), lines.append)
     for kind in (TERMS, ROUND):
         assert "refused" not in site.answer(kind, asked(grid, kind)).values
-    path = tmp_path / "running" / "progress.json"
+    path = tmp_path / "running" / "head.json"
+    path.unlink()
+    assert "refused" not in site.answer(ROUND, asked(grid, ROUND)).values
+    site.close()
+    site = Site(site.owner, lines.append)
     lost = path.rename(tmp_path / "lost")
-    assert "not the terms that this site agreed to" in site.answer(ROUND, asked(grid, ROUND)).values["refused"]
     again = Payload(asked(grid, TERMS).values | {"round": 1, "member": 1})
     assert "refused" in site.answer(TERMS, again).values
-    assert "progress.json is missing or an older copy" in lines[-1]
+    assert "head.json is missing or an older copy" in lines[-1]
     lost.rename(path)
     assert "refused" not in site.answer(TERMS, again).values
     site.close()
 
 
 def test_terms_alone_do_not_make_a_site_answer_rounds(tmp_path):
-    """Without progress.json and the ledger they are of a folder that was lost in part."""
+    """Without the ledger they are of a folder that was lost in part."""
     _, grid = served(tmp_path, curator(2))
-    for name in ("progress.json", "ledger.jsonl"):
+    for name in ("head.json", "ledger.jsonl"):
         (tmp_path / "site-0" / name).unlink()
     site = Site(Owner("site-00", tmp_path / "site-0", reader("digits", part=0)), joins=False)
     refused = site.answer(ROUND, asked(grid, ROUND)).values["refused"]

@@ -1,51 +1,62 @@
-"""progress.json: how far a site is in a run, and what it keeps of the runs before."""
+"""How far a site is in a run, by the lines of its ledger, and what it keeps of the runs before."""
 
+import json
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
-from shoal.federation.site_progress import PROGRESS, Progress, ReportedRepeats
+from shoal.federation.site_progress import EARLIER, Progress
 
 FIRST, SECOND = (SimpleNamespace(run=name, digest=f"digest of {name}") for name in ("first", "second"))
 
 
 @pytest.fixture
 def progress():
-    """In the first run: the coordinator went back from round 5 to round 2, and said so."""
-    begun = Progress().of(FIRST, 1)
-    return replace(
-        begun, next=2, furthest=5, records=30, turn=0, reported_repeats=ReportedRepeats(3, 2, 5), answered=(1, 4, 1)
-    )
+    """In the first run: the coordinator went back from round 5 to round 2."""
+    joined = Progress().of(FIRST, 1, 1, 1, 0)
+    return replace(joined, next=2, begun=5, charged=5, records=30, turn=0, answered=(1, 4, 1))
 
 
-def test_what_is_written_is_read_back(tmp_path, progress):
-    progress.write(tmp_path, "head")
-    assert Progress.read(tmp_path) == replace(progress, ledger="head")
+def test_what_each_line_changed_leads_to_what_was_written(progress):
+    later = replace(progress, next=3, answered=(1, 4, 1, 2))
+    lines = [progress.changed(Progress()), later.changed(progress)]
+    assert lines[1] == {"next": 3, "answered": (2,)}
+    assert Progress.read(json.loads(json.dumps(lines))) == later
+    assert later.changed(later) == {}
+    assert Progress.read([*lines, {"of a later version": 1}]) == later
 
 
-def test_a_folder_without_progress_or_with_an_empty_one_has_nothing_left_to_charge(tmp_path):
-    assert Progress.read(tmp_path).ended
-    (tmp_path / PROGRESS).write_text("{}")
-    assert Progress.read(tmp_path) == Progress()
+def test_a_ledger_that_says_nothing_has_nothing_left_to_charge():
+    assert Progress.read([]).ended
 
 
-def test_of_other_runs_only_the_answered_rounds_are_kept(tmp_path, progress):
+def test_of_other_runs_only_the_answered_rounds_are_kept(progress):
     """Its coordinator may go on with the first run, whose correlated noise it still has."""
-    second = progress.of(SECOND, 3)
-    assert (second.run, second.next, second.furthest, second.repeats, second.turn) == ("second", 3, 0, 0, None)
-    replace(second, answered=(3,)).write(tmp_path, "head")
-    again = Progress.read(tmp_path).of(FIRST, 6)
-    assert (again.next, again.answered) == (6, (1, 4, 1))
-    assert {key: tuple(rounds) for key, rounds in again.answered_before.items()} == {SECOND.digest: (3,)}
+    second = replace(progress.of(SECOND, 3, 3, 3, 0), answered=(1, 4, 1))
+    assert (second.run, second.next, second.charged, second.repeats, second.turn) == ("second", 3, 3, 0, None)
+    again = second.of(FIRST, 6, 6, 6, 2)
+    steps = [Progress(), progress, second, again]
+    read = Progress.read([after.changed(before) for before, after in pairwise(steps)])
+    assert read == again
+    assert (again.next, again.answered, again.answered_before) == (6, (1, 4, 1), {SECOND.digest: (1, 4, 1)})
 
 
-def test_rounds_that_may_have_been_run_again_are_those_between_the_one_gone_back_to_and_the_last(progress):
-    """Where nothing was said of them, any that has begun."""
-    assert progress.rerun() == progress.rerun(3) == range(2, 5)
-    assert progress.rerun(7) == range(2, 7)
-    said_nothing = replace(progress, reported_repeats=ReportedRepeats())
-    assert said_nothing.rerun(7) == range(7)
-    assert Progress().rerun() == range(1)
+def test_rounds_run_again_are_those_after_the_one_gone_back_to_one_after_the_other(progress):
+    assert progress.run_again(0) == range(2, 2)
+    assert progress.run_again(2) == range(2, 4)
+    assert progress.run_again(9) == range(2, 5), "which the others were is not known"
+
+
+def test_what_an_earlier_version_wrote_is_read_and_its_planned_repeats_are_charged(tmp_path):
+    """It had charged 5 rounds and 1 repeat, and was told that 3 more were to be run again; after it, one was."""
+    assert Progress.of_earlier_version(tmp_path) == Progress()
+    kept = {"run": "first", "terms": "t", "next": 4, "ended": False, "furthest": 5, "records": 30, "repeats": 1}
+    kept |= {"reported_repeats": [4, 2, 5], "answered": [1], "requirements": "changed", "ledger": "head"}
+    (tmp_path / EARLIER).write_text(json.dumps(kept))
+    found = Progress.of_earlier_version(tmp_path)
+    assert (found.run, found.charged, found.begun, found.repeats, found.reported) == ("first", 5, 5, 1, 4 + 1)
+    assert (found.ended, found.answered, found.requirements) == (False, (1,), "")

@@ -92,7 +92,7 @@ class Commit:
 
 
 class Record:
-    """The contents of a ledger, read line by line."""
+    """The contents of a ledger, read line by line; `progress` is what lines say of how far their writer was."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -101,6 +101,7 @@ class Record:
         self.selected: list[dict[str, Any]] | None = None
         self.charged: list[Intent] = []
         self.commits: list[Commit] = []
+        self.progress: list[dict[str, Any]] = []
         self._attempts: Counter[int] = Counter()
         self._events: dict[str, Event] = {}
         self._last = Line(-1, "", "", START, {})
@@ -148,6 +149,8 @@ class Record:
     def _take(self, line: Line) -> None:
         """Read one valid line."""
         try:
+            if "progress" in line.body:
+                self.progress.append(dict(line.body["progress"]))
             match line.kind:
                 case "open":
                     self.opened = current(line.body)
@@ -237,17 +240,29 @@ class Ledger(Record):
                 f"charged is not what these data cost; resume with the data of that run, or start a new one"
             )
 
-    def intend(self, round: int, charges: Sequence[Charge], first: int | None = None, run: str = "") -> Intent:
+    def intend(
+        self,
+        round: int,
+        charges: Sequence[Charge],
+        first: int | None = None,
+        run: str = "",
+        progress: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Intent:
         """Charge a round, or those from `first` to it, on disk, before any noise; repeated rounds are charged again.
 
         The attempt number is new for each of these rounds, however they were grouped before. `run` names the run, in
-        a ledger that covers several.
+        a ledger that covers several. `progress` is kept in the same line: it is on disk if the charge is.
         """
         first = round if first is None else first
         attempt = 1 + max(self._attempts[each] for each in range(first, round + 1))
         body = {"round": round, "first": first, "attempt": attempt} | ({"run": run} if run else {})
+        body |= {"progress": dict(progress)} if progress else {}
         self._append("intent", {**body, "charges": [charge.to_json() for charge in charges]})
         return self.charged[-1]
+
+    def note(self, progress: Mapping[str, Any]) -> None:
+        """Write how far the writer is, and charge nothing."""
+        self._append("progress", {"progress": dict(progress)})
 
     def commit(self, round: int, model: str) -> Commit:
         """Record that the model of the last charged round has been released."""
@@ -380,16 +395,14 @@ def _open_locked(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if new:
             sync_folder(path.parent)
-    except BlockingIOError as error:
+    except BaseException as error:
         os.close(file)
-        raise LedgerError(
-            f"the ledger {path} is in use by another process; wait until that run has ended, or stop it"
-        ) from error
-    except OSError as error:
-        os.close(file)
-        raise LedgerError(f"the ledger {path} cannot be locked: {error.strerror or error}") from error
-    except LedgerError:
-        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise LedgerError(
+                f"the ledger {path} is in use by another process; wait until that run has ended, or stop it"
+            ) from error
+        if isinstance(error, OSError):
+            raise LedgerError(f"the ledger {path} cannot be locked: {error.strerror or error}") from error
         raise
     return file
 

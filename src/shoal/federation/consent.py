@@ -2,10 +2,10 @@
 
 One ledger covers all runs on this site's data. Every round that the site is asked for is charged on its disk before
 any record is touched, and so is every round in between, for which it might have been sampled. A round asked for again
-is charged again, and so is one that the coordinator says it ran again without this site (`repeats`): it drew its
-clients a second time. Charges follow from the algorithm's definition. The site must trust the coordinator to add its
-own noise (`per_round`), to sample sites at random, and to say how often it ran a round again; it relies on the last
-two only where participation is hidden.
+is charged again, as it draws new noise, and so is one that the coordinator says it ran again without this site
+(`repeats`): it drew its clients a second time. Charges follow from the algorithm's definition. The site must trust
+the coordinator to add its own noise (`per_round`), to sample sites at random, and to say how often it ran a round
+again; it relies on the last two only where participation is hidden.
 Where the observer sees whether the site took part, as the server always does, each round that the site answers costs
 as much as without sampling, and the other rounds cost nothing.
 
@@ -13,6 +13,25 @@ Where clients may take part again only after some rounds, the site keeps to that
 too early, or too often. With correlated noise (`dp-ftrl`) a round that it answers is charged what it costs this site
 in that round and all later ones, given the rounds it answered before. A coordinator that restarts forgets its earlier
 noise, so that no round run again costs the site more.
+
+What is proven where sampling hides the site (zero-out). Let D be all draws since the site joined, of first and of
+repeated rounds, up to the first that the caps of a run and in all do not pay for together with those before it. A
+round costs the same whether the site is asked or not, and is counted before a later one is answered, so D follows
+from what the coordinator says, not from who was drawn. The site answers within D alone, and charges all of D: when it
+next hears from the coordinator, or at the end.
+
+Which of D it answers may depend on earlier draws: by the cap of a month, which counts a round from when the site
+hears of it, or by a write that failed. That costs no more than if it answered all of D. Let L be the likelihood
+ratio of all outputs, with the site against without it, and l >= 0 that of one draw's own output, of mean 1. Given
+the other outputs, L is linear in l, with slope E[W a]: W >= 0 is their ratio for one choice of who is drawn when (0
+where the site is not drawn here), and a, 0 or 1, whether it then answers. With a = 1 the slope is no smaller, and
+the mean the same: L spreads more (convex order), and every hockey-stick divergence, either way, is convex in L. So
+each a may be replaced by 1, from the last draw to the first. Nor do any 30 days cost more than the cap of a month: a
+draw is answered only if the cap pays for all that ran in the 30 days before it, and of those that may be answered in
+these 30 days the last is such a draw.
+
+Not proven: the second part under replace-one, where L is a ratio of two such; anything of a coordinator that does not
+say how often it ran a round again.
 """
 
 from __future__ import annotations
@@ -24,6 +43,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from typing import NoReturn
 
 from shoal import release
 from shoal.accounting import calibration
@@ -38,6 +58,7 @@ from shoal.accounting.theorems import Adjacency
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.charges import PAIRS, charges, event
 from shoal.errors import ConfigError, ShoalError
+from shoal.federation.site_progress import Progress
 from shoal.federation.terms import Terms
 from shoal.mechanisms.mechanism import ADJACENCIES
 from shoal.mechanisms.sampling import Clients, participation
@@ -160,6 +181,7 @@ class SiteLedger:
     Attributes:
         requirements: What the owner requires.
         records: How many records the site has, which replacing one does not change; None until they are read.
+        progress: How far the site is.
     """
 
     def __init__(
@@ -177,6 +199,8 @@ class SiteLedger:
             self._ledger.close()
             raise
         self._accounts: dict[str, tuple[int, Running]] = {}
+        self._written = Progress.read(self._ledger.progress)
+        self.progress = self._written if self._ledger.progress else Progress.of_earlier_version(path.parent)
 
     @property
     def rounds(self) -> int:
@@ -218,8 +242,8 @@ class SiteLedger:
                     f"nothing is proven for a {unit} against the {observer}: {planned.because}"
                     f"{self.requirements.source('observer')}"
                 )
-            if t == 0:
-                self._refuse_over_budget(planned)
+            if t == 0 and (cap := self._over_budget(planned)) is not None:
+                self.refuse_cap(cap)
         if self.requirements.epsilon_per_run is not None:
             self._refuse_long(self.requirements.epsilon_per_run)
 
@@ -229,40 +253,83 @@ class SiteLedger:
         asked: int | None = None,
         history: tuple[int, ...] = (),
         again: bool = False,
-        furthest: int = 0,
-        rerun: tuple[range, int] = (range(0), 0),
-        later: range = range(0),
+        progress: Progress | None = None,
     ) -> None:
         """Write to the ledger the charges of missed rounds, and of the round that the site is asked for.
 
         Raises Refused, and charges nothing, where this exceeds the budget; that of a month counts only where the site
         is asked. Equal rounds share one line of the ledger, so a million of them take no more space than one.
         Record-level charges use this site's own number of records. `history`: the rounds of this run that it
-        answered; `again`: the round was run before, as missed ones before `furthest` were. `rerun`: of which rounds
-        how many are charged as run again without it. `later`: rounds that have begun too, and are charged when the
-        site is asked for a later one, or at the end; the budget must pay for them as well.
+        answered; `again`: the round was run before. `progress` is that after the round.
         """
         if asked is not None and self._algorithm.clients.separated:
             refuse_early(self._algorithm, self._setting, asked, history)
-        pending = list(self._again(*rerun)) + list(self._missed(missed, furthest))
+        pending = list(self._missed(missed))
         if asked is not None:
             pending.append((1, self._charged(asked, asked=True, history=history, again=again)))
-        if later:
-            self._refuse_over_budget(self._composed([*pending, *self._missed(later, furthest)]), past=True)
-        self._refuse_over_budget(self._composed(pending), past=asked is None)
-        self._write(pending)
+        if (cap := self._over_budget(_composed(pending, self._pair), past=asked is None)) is not None:
+            self.refuse_cap(cap)
+        for count, charged in pending:
+            self._write(count, charged, progress or self.progress)
 
-    def charge_repeats(self, rounds: range, count: int, over: bool = False) -> None:
-        """Write to the ledger the charges of `count` rounds, some of these, that were run again without this site.
+    def catch_up(self, again: range, begun: int, repeats: int, over: bool = False) -> str | None:
+        """Charge the rounds since the last message, in which this site may have been drawn: all that left it then.
 
-        A round run again is a second draw of its clients, which may have been this one. Which round it was is not
-        known, so each is charged what none of them exceeds. Raises Refused, and charges nothing, over the budget,
-        unless they are to be charged `over` it.
+        They are charged in the order in which they ran, as far as the budget pays for them (or `over` it): the site
+        would have refused the others. Each line says what it charges: wherever a write fails, the rest is still to be
+        charged, and nothing twice. They may be of several months; against the cap of a month they count from now on.
+
+        Args:
+            again: The rounds that were run again, one after the other.
+            begun: The number of rounds that have begun; those never charged came after the ones that ran `again`.
+            repeats: How often a round was run again in this run. Of those that are neither charged nor named, each is
+                charged what no round exceeds.
+            over: Whether the budget does not count: it was another one when they ran.
+
+        Returns:
+            The cap that did not pay for all, if any: the site answers nothing more.
         """
-        pending = list(self._again(rounds, count))
-        if not over:
-            self._refuse_over_budget(self._composed(pending), past=True)
-        self._write(pending)
+        unnamed = repeats - self.progress.repeats - len(again)
+        cap = self._catch_up(again, repeats, over, again=True)
+        cap = cap or self._catch_up(range(self.progress.charged, begun), repeats, over)
+        begun = self.progress.charged if cap else max(1, self.progress.charged)
+        if unnamed > 0 and begun:
+            worst = self._costliest_again(range(begun))
+            short = None if over else self._over_budget(_wanted(_times(worst, unnamed), self._pair), past=True)
+            count = unnamed if short is None else self.repeats_to_charge(range(begun), unnamed)
+            if count:
+                done = replace(self.progress, repeats=self.progress.repeats + count)
+                self._write(count, _times(worst, count), done)
+            cap = cap or short
+        return cap
+
+    def _catch_up(self, rounds: range, repeats: int, over: bool, again: bool = False) -> str | None:
+        """Charge as many of these rounds as the budget pays for, from the first on; return the cap that ends it."""
+        cap, count = None, len(rounds)
+        while count := min(count, len(rounds)):
+            pending = list(self._missed(rounds[:count], again))
+            cap = None if over else self._over_budget(_composed(pending, self._pair), past=True)
+            if cap is not None:
+                count //= 2
+                continue
+            for many, charged in pending:
+                done, rounds = self.progress, rounds[many:]
+                if again:
+                    counted = max(done.repeats, min(done.repeats + many, repeats))
+                    done = replace(done, next=rounds.start, repeats=counted)
+                else:
+                    next, begun = (max(each, rounds.start) for each in (done.next, done.begun))
+                    done = replace(done, next=next, begun=begun, charged=rounds.start)
+                self._write(many, charged, done)
+        return cap
+
+    def keep(self, progress: Progress) -> None:
+        """Write how far the site is, where that has changed, and charge nothing."""
+        if changed := progress.changed(self._written):
+            self._ledger.recover()
+            self._ledger.note(changed)
+            self._written = progress
+        self.progress = progress
 
     def repeats_to_charge(self, rounds: range, count: int) -> int:
         """How many of `count` such rounds to charge: not those that the site would have refused.
@@ -296,28 +363,21 @@ class SiteLedger:
         """Close the ledger's file."""
         self._ledger.close()
 
-    def _write(self, pending: list[Charged]) -> None:
-        """Write charges to the ledger."""
+    def _write(self, count: int, charged: tuple[Charge, ...], progress: Progress) -> None:
+        """Write the charges of so many rounds, and the progress after them, in one line of the ledger."""
         self._ledger.recover()
-        for count, charged in pending:
-            self._ledger.intend(self.rounds + count, charged, self.rounds + 1, self._run)
-            for _, account in self._accounts.values():
-                self._add(account, charged)
+        first, changed = self.rounds + 1, progress.changed(self._written)
+        self._ledger.intend(self.rounds + count, charged, first, self._run, changed)
+        self.progress = self._written = progress
+        for _, account in self._accounts.values():
+            self._add(account, charged)
 
-    def _composed(self, pending: list[Charged]) -> Event:
-        return Compose(tuple(_wanted(charged, self._pair) for _, charged in pending))
-
-    def _again(self, rounds: range, count: int) -> Iterator[Charged]:
-        """The charge of `count` of these rounds, run again without this site."""
-        if count > 0:
-            yield count, _times(self._costliest_again(rounds), count)
-
-    def _missed(self, rounds: range, furthest: int) -> Iterator[Charged]:
-        """The charges of rounds in which the site was not asked."""
+    def _missed(self, rounds: range, again: bool = False) -> Iterator[Charged]:
+        """The charges of rounds in which the site was not asked, for the first time or `again`."""
         if not rounds:
             return
         alike = self._algorithm.priced or len(self._algorithm.different_rounds(self._setting.rounds)) == 1
-        each = (self._charged(t, asked=False, again=t < furthest) for t in rounds[: alike or None])
+        each = (self._charged(t, asked=False, again=again) for t in rounds[: alike or None])
         for once, same in groupby(each):
             count = len(rounds) if alike else len(list(same))
             yield count, _times(once, count)
@@ -355,7 +415,7 @@ class SiteLedger:
 
         fresh = Running(self.adjacency)
         if all(self._exceeds(fresh, [], planned(t), most) for t in algorithm.extreme_rounds(setting.rounds)):
-            self._refuse_cap("epsilon_per_run", most)
+            self.refuse_cap("epsilon_per_run")
 
     def _pays_for(self, cap: str, most: float, event: Event, count: int) -> int:
         """How often a cap pays for an event, `count` times at most."""
@@ -377,20 +437,16 @@ class SiteLedger:
         caps = self.requirements.caps
         return {cap: most for cap, most in caps.items() if not (past and cap == "epsilon_per_month")}
 
-    def _refuse_over_budget(self, event: Event, past: bool = False) -> None:
-        """Raise Refused where this event would exceed a cap."""
-        if (cap := self._over_budget(event, past)) is not None:
-            self._refuse_cap(cap, self.requirements.caps[cap])
-
-    def _over_budget(self, event: Event, past: bool) -> str | None:
+    def _over_budget(self, event: Event, past: bool = False) -> str | None:
         """The first cap that this event would exceed."""
         for cap, most in self._caps(past).items():
             if self._exceeds(self._account(cap), self._counted(cap), event, most):
                 return cap
         return None
 
-    def _refuse_cap(self, cap: str, most: float) -> None:
-        # how much it would be depends on how many records are here
+    def refuse_cap(self, cap: str) -> NoReturn:
+        """Raise Refused because of this cap; how much it would be depends on how many records are here."""
+        most = self.requirements.caps[cap]
         words = f"{CAPS[cap]} would exceed the owner's {most:g} (delta {self.requirements.delta:g})"
         raise Refused(words + self.requirements.source(cap))
 
@@ -511,6 +567,10 @@ def _of_round(
         )
         for planned_charge in charges(algorithm, setting, t, again)
     )
+
+
+def _composed(pending: list[Charged], pair: tuple[Unit, Observer]) -> Event:
+    return Compose(tuple(_wanted(charged, pair) for _, charged in pending))
 
 
 def _times(charged: tuple[Charge, ...], count: int) -> tuple[Charge, ...]:

@@ -31,7 +31,7 @@ from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
-from shoal.federation.site_progress import CHANGED, PROGRESS, Progress, ReportedRepeats
+from shoal.federation.site_progress import EARLIER, Progress
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import (
     END,
@@ -63,7 +63,8 @@ Log = Callable[[str], None]
 USERS = ("user_columns", "clients_per_user", "public_ownership")
 REPEATED = ("run", "terms", "number", "round", "attempt", "nonce")
 INTERNAL_ERROR = "internal error at {site}; see its log"
-LEDGER, AGREED, COMPARED, STATE = "ledger.jsonl", "terms.json", "compared.json", "memory.safetensors"
+LEDGER, HEAD, AGREED = "ledger.jsonl", "head.json", "terms.json"
+COMPARED, STATE = "compared.json", "memory.safetensors"
 MOST_REPEATS = 10_000  # rounds that a coordinator ran again, in one run; the cost of many more takes seconds
 
 
@@ -158,13 +159,13 @@ class Site:
             # Each answer reveals one bit about the data (do they fit?), so a site gives only one per join.
             self._log(f"{self.owner.folder / COMPARED} names the last terms: remove it, and others are answered")
             raise Refused("this site has answered other terms; it must join again to take part in another run")
-        said = _said_repeats(message)
-        self._refuse_restored(terms, charged, said)
-        new = Progress.read(self.owner.folder).terms != terms.digest
+        last, said = self._progress, _said_repeats(message)
+        self._refuse_restored(last, terms, charged, said)
+        new = last.terms != terms.digest
         if new and "member" in message.values and message.number("member"):
             self._refuse_lost(terms)
-        self._refuse_old(terms, message)
-        if new:  # progress.json may be gone, which the ledger shows
+        self._refuse_old(last, terms, message)
+        if new:
             self._terms = None
         if self._terms is None:
             self._accept(terms, new)
@@ -177,26 +178,20 @@ class Site:
                 self._log(f"the coordinator adds {count} canary clients, random updates that are nobody's data")
             if self._secure is not None and self._secure.sparse:
                 self._log(self._secure.words())
-        clients = terms.settings.algorithm.clients
-        progress = self._progress(terms, joined_from(clients, charged, terms.setting.clients))
-        before = said if new else progress.repeats  # a site that is new was in none of them
-        planned = charged - first
-        # of rounds that were run again in its absence, a site does not know which they were
-        reported = ReportedRepeats(said + planned, first if planned and said == before else 0, charged)
-        progress = replace(progress, repeats=before, reported_repeats=reported)
-        progress = self._keep(progress)
-        if progress.requirements != CHANGED:  # else they may have been run while there were others
-            count = self._ledger.repeats_to_charge(progress.rerun(), reported.repeats - before)
-            self._keep(replace(progress, reported_repeats=reported._replace(repeats=before + count)))
+        if new:
+            joined = joined_from(terms.settings.algorithm.clients, charged, terms.setting.clients)
+            self._keep(self._progress.of(terms, first, joined, charged, said))
+        else:
+            self._catch_up(self._progress.run_again(said), charged, said)
+            self._keep(replace(self._progress, next=first, begun=charged, reported=said, ended=False))
         return Payload({"agreed": terms.digest, "name": self.owner.name})
 
-    def _refuse_restored(self, terms: Terms, charged: int, repeats: int) -> None:
+    def _refuse_restored(self, last: Progress, terms: Terms, charged: int, repeats: int) -> None:
         """Refuse a coordinator whose ledger lacks rounds that this site knows of.
 
         It runs them again and cannot say so, and sites whom sampling hides would not be charged for that.
         """
-        last = Progress.read(self.owner.folder)
-        if last.terms == terms.digest and (charged < last.furthest or repeats < last.repeats):
+        if last.terms == terms.digest and (charged < last.begun or repeats < last.repeats):
             raise Refused(OLDER_COPY)
 
     def _refuse_lost(self, terms: Terms) -> None:
@@ -209,15 +204,9 @@ class Site:
         if not any(intent.run == terms.run[:LONGEST_NAME] for intent in charged):
             raise Refused(FOLDER_LOST)
 
-    def _refuse_old(self, terms: Terms, message: Payload) -> None:
+    def _refuse_old(self, last: Progress, terms: Terms, message: Payload) -> None:
         """Refuse to go on where the coordinator has an answer of this site to a round that its folder lacks."""
-        last = Progress.read(self.owner.folder)
-        if "answered" not in message.values or last.terms != terms.digest:
-            return
-        answered = message.number("answered")
-        first = joined_from(terms.settings.algorithm.clients, answered, terms.setting.clients)
-        known = max(last.furthest, last.reported_repeats.charged)  # it may have returned from another run since
-        if first > last.furthest or answered > known:
+        if last.terms == terms.digest and "answered" in message.values and message.number("answered") > last.begun:
             raise Refused(FOLDER_OLD)
 
     def _accept(self, terms: Terms, new: bool = False) -> None:
@@ -229,7 +218,7 @@ class Site:
                 f"the model {settings.model!r} would be imported at this site; to allow it: --model {settings.model}"
             )
         _refuse_other_numbers(terms)
-        self._open(terms, self.owner.requirements)
+        self._open(terms).agree()
         refuse_unfit(algorithm, settings.federation, terms.setting, terms.parameters)
         secure = settings.federation.aggregation == "secure"
         secagg = (
@@ -253,27 +242,26 @@ class Site:
             raise Unfit(str(error)) from error
         cohort = _own_cohort(terms, dataset)
         if self._settle(terms):
-            self._open(terms, self.owner.requirements)
+            self._open(terms).agree()
         self._ledger.records = len(dataset.train_y)
         self._terms, self._cohort, self._secure = terms, cohort, secagg
         self._state = self._kept_state(terms)
 
-    def _open(self, terms: Terms, requirements: Requirements) -> SiteLedger:
-        """Open the ledger for these terms; raise Refused where they violate a requirement."""
+    def _open(self, terms: Terms) -> SiteLedger:
+        """Open the ledger for these terms."""
         self.close()
         path = self.owner.folder / LEDGER
         self._refuse_cut(path)
-        self._site_ledger = SiteLedger(path, self.owner.name, requirements, terms, self.owner.clock)
-        self._site_ledger.agree()
+        self._site_ledger = SiteLedger(path, self.owner.name, self.owner.requirements, terms, self.owner.clock)
         return self._site_ledger
 
     def _settle(self, terms: Terms) -> bool:
         """Charge the remaining rounds of an earlier run whose end was never reported; return whether there were any.
 
-        All of them may have been run, so they are charged even where they exceed the owner's current budget.
+        All of them may have been run, and those before which its coordinator went back again.
         """
-        last = Progress.read(self.owner.folder)
-        if last.ended:
+        last = self._progress
+        if last.ended or last.terms == terms.digest:
             return False
         try:
             old = self._kept_terms()
@@ -285,16 +273,12 @@ class Site:
                 f"run {last.run} has rounds that are not charged yet, and {self.owner.folder / AGREED} cannot be "
                 f"read or is of another run: restore the file, or use the version of Shoal that wrote it"
             )
-        if old.digest == terms.digest:
-            return False
-        first, total = last.next, old.setting.rounds
-        site_ledger = self._open(old, Requirements())
-        site_ledger.records = last.records
-        site_ledger.charge(range(first, total), furthest=last.furthest)
-        if (count := last.reported_repeats.repeats - last.repeats) > 0:
-            site_ledger.charge_repeats(last.rerun(), count)
-        last.left().write(self.owner.folder, site_ledger.head)
-        self._log(f"run {old.run} never reported its end: charged its rounds {first + 1} to {total}")
+        self._open(old).records = last.records
+        again = range(last.next, last.begun)
+        self._catch_up(again, old.setting.rounds, max(last.reported, last.repeats) + len(again))
+        words = f"charged its rounds {last.charged + 1} to {self._progress.charged}"
+        self._log(f"run {old.run} never reported its end: {words}")
+        self._keep(self._progress.left())
         return True
 
     def _refuse_unfit(self, terms: Terms, dataset: Dataset) -> None:
@@ -334,7 +318,7 @@ class Site:
             },
             {"model": terms.parameters},
         )
-        self._refuse_old(terms, message)
+        self._refuse_old(self._progress, terms, message)
         assert self._cohort is not None
         cohort = replace(self._cohort, client_data=replace(self._cohort.client_data, first=number))
         if terms.seed is None:
@@ -344,27 +328,7 @@ class Site:
         if self._secure is not None and algorithm.per_update is not None:
             bound = algorithm.bound(state, index.t, index.total)
             self._secure.take(message, index, number, bound)
-        turn = algorithm.clients.charged_from(index.t, terms.setting.clients)
-        progress = self._progress(terms, turn)
-        again = index.t < progress.furthest or index.attempt > 0
-        cycle = algorithm.clients.cycle_length(terms.setting.clients)
-        if cycle > 1 and turn == progress.turn and not again:
-            raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
-        missed = range(min(progress.next, index.t), index.t)
-        repeats = max(_said_repeats(message), progress.repeats)
-        own = index.t < progress.next or (again and index.t > turn)  # this round is one of them, and charged below
-        rerun = progress.rerun(index.t + 1), repeats - own - progress.repeats
-        later = range(max(progress.furthest, index.t + 1), progress.reported_repeats.charged)
-        self._ledger.charge(missed, index.t, progress.answered, again, progress.furthest, rerun, later)
-        # a block begun again allocates all of it anew
-        kept_turn = progress.turn if again and index.t > turn else turn
-        answered = (*progress.answered, index.t) if algorithm.priced else ()
-        reported = progress.reported_repeats
-        # rounds from `next` on are charged once in any case, and again if they ran, uncharged, and are planned
-        left = max(0, reported.charged - max(progress.furthest, index.t + 1))
-        reported = reported._replace(repeats=repeats + min(left, reported.repeats - progress.repeats))
-        progress = replace(progress, next=index.t + 1, turn=kept_turn, answered=answered)
-        self._keep(replace(progress, repeats=repeats, reported_repeats=reported))
+        self._charge(message, terms, index)
         if self._kept_compared() == terms.digest:  # a round was charged for that bit
             (self.owner.folder / COMPARED).unlink()
         answer = self._learn(terms, cohort, message, state, index, number)
@@ -377,55 +341,63 @@ class Site:
         self._log(f"round {index.t + 1}: answered{cost}")
         return answer
 
-    def _finish(self, message: Payload) -> Payload:
-        """End the run, and charge the rounds since the last one that this site was asked for.
+    def _charge(self, message: Payload, terms: Terms, index: RoundIndex) -> None:
+        """Charge what was run since the last message, and this round; raise Refused, and charge only the former."""
+        t, last, algorithm = index.t, self._progress, terms.settings.algorithm
+        begun = max(last.begun, t + (index.attempt > 0))
+        again, said = t < begun, _said_repeats(message)
+        turn = algorithm.clients.charged_from(t, terms.setting.clients)
+        cycle = algorithm.clients.cycle_length(terms.setting.clients)
+        if cycle > 1 and turn == last.turn and not again:
+            raise Refused(f"this site has already taken its turn in rounds {turn + 1} to {turn + cycle}")
+        passed = range(min(last.next, t), min(last.begun, t))
+        cap = self._catch_up(passed, begun, said - again)
+        if cap is not None:
+            self._ledger.refuse_cap(cap)
+        progress = replace(
+            self._as_of_now(self._progress),
+            next=t + 1,
+            begun=max(begun, t + 1),
+            charged=max(begun, t + 1),
+            reported=max(said, last.reported),
+            repeats=max(said, self._progress.repeats),
+            ended=False,
+            # a block begun again allocates all of it anew
+            turn=last.turn if again and t > turn else turn,
+            answered=(*last.answered, t) if algorithm.priced else (),
+        )
+        try:
+            self._ledger.charge(range(0), t, last.answered, again, progress)
+        except Refused:
+            if algorithm.clients.secret:  # asked in other rounds before, it might have answered
+                self._catch_up(range(t, t + again), max(begun, t + 1), said)
+            raise
+        self._keep_head()
 
-        Rounds that exceed the owner's budget are not charged: the site would have refused them. All are, where the
-        owner's requirements changed in the run: it may have been sampled while there were others.
-        """
+    def _catch_up(self, again: range, begun: int, repeats: int) -> str | None:
+        """Charge what was run since the last message; all of it, where the owner required something else then."""
+        self._keep_head()  # which must name this run before it is charged
+        changed = self._progress.requirements != self._as_of_now(self._progress).requirements
+        cap = self._ledger.catch_up(again, begun, repeats, over=changed)
+        self._keep(self._progress)
+        return cap
+
+    def _finish(self, message: Payload) -> Payload:
+        """End the run, and charge the rounds since the last one that this site was asked for."""
         self.ended = message.text("why")
         message.require(
             {"run", "terms", "why", "round", *({"repeats", "member", "answered"} & set(message.values))}, {}
         )
-        terms = self._agreed(message)
-        self._refuse_old(terms, message)
+        terms = self._agreed(message, ends=True)
+        last = self._progress
+        self._refuse_old(last, terms, message)
         done, said = min(message.number("round"), terms.setting.rounds), _said_repeats(message)
-        self._refuse_restored(terms, done, said)
+        self._refuse_restored(last, terms, done, said)
         place = "member" in message.values and message.number("member")  # else it was asked for nothing since
-        if Progress.read(self.owner.folder).ended and not place:
-            return Payload({"name": self.owner.name, "head": self._ledger.head})
-        progress = self._keep(self._progress(terms, done))
-        if progress.requirements == CHANGED:
-            self._terms = None  # the next message is held to the owner's
-            self._open(terms, Requirements()).records = progress.records
-        progress = self._charge_begun(progress, done)
-        rounds = progress.rerun(done)
-        if progress.furthest < done:  # the site would have refused the later ones, which may cost more
-            rounds = range(rounds.start, progress.furthest)
-        if (count := self._ledger.repeats_to_charge(rounds, said - progress.repeats)) > 0:
-            self._ledger.charge_repeats(rounds, count, over=True)
-        self._keep(replace(progress, repeats=progress.repeats + count, ended=True))
+        if not last.ended or place:
+            self._catch_up(last.run_again(said), done, said)
+            self._keep(replace(self._progress, reported=said, ended=True))
         return Payload({"name": self.owner.name, "head": self._ledger.head})
-
-    def _charge_begun(self, progress: Progress, done: int) -> Progress:
-        """Charge the rounds before `done` that the budget pays for, first those that were never charged.
-
-        The others, from `next` on, are charged again: the coordinator went back before them.
-        """
-        furthest = progress.furthest
-        for rounds in (range(furthest, done), range(progress.next, furthest)):
-            count = len(rounds)
-            while count > 0:
-                try:
-                    self._ledger.charge(rounds[:count], furthest=furthest)
-                except Refused:
-                    count //= 2
-                    continue
-                first, rounds = rounds.start, rounds[count:]
-                after = rounds.start if progress.next == first else progress.next
-                progress = self._keep(replace(progress, next=after, furthest=max(progress.furthest, rounds.start)))
-                count = min(count, len(rounds))
-        return replace(progress, next=progress.furthest) if progress.next == furthest else progress
 
     def _aggregate(self, kind: str, message: Payload) -> Payload:
         """Answer the messages of secure aggregation that do not use the data."""
@@ -437,13 +409,18 @@ class Site:
             self.owner.bounds.refuse_hour(self.owner.clock())
         return Payload(_repeated(message) | self._secure.answer(kind, message, index, number))
 
-    def _agreed(self, message: Payload) -> Terms:
-        digest, known = message.text("terms"), Progress.read(self.owner.folder).terms
-        if self._terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest == known:
-            self._accept(kept)
-        if self._terms is None or not self._terms.digest == digest == known or message.text("run") != self._terms.run:
+    def _agreed(self, message: Payload, ends: bool = False) -> Terms:
+        """The terms that this site agreed to, if the message is of their run; the end of a run needs no data."""
+        digest, last, terms = message.text("terms"), self._progress, self._terms
+        if terms is None and (kept := self._kept_terms()) is not None and kept.digest == digest == last.terms:
+            terms = kept
+            if ends:
+                self._open(kept).records = last.records
+            else:
+                self._accept(kept)
+        if terms is None or not terms.digest == digest == last.terms or message.text("run") != terms.run:
             raise InvalidMessage("these are not the terms that this site agreed to")
-        return self._terms
+        return terms
 
     def _round_index(self, message: Payload, terms: Terms) -> tuple[RoundIndex, int]:
         t, attempt, number = (message.number(key) for key in ("round", "attempt", "number"))
@@ -511,27 +488,51 @@ class Site:
         path = self.owner.folder / COMPARED
         return str(json.loads(path.read_text(encoding="utf-8")).get("terms")) if path.exists() else None
 
-    def _progress(self, terms: Terms, first: int) -> Progress:
-        """The progress in this run, which begins at round `first` where it is new to this site."""
-        return Progress.read(self.owner.folder).of(terms, first)
+    @property
+    def _progress(self) -> Progress:
+        """How far this site is, by its ledger."""
+        path = self.owner.folder / LEDGER
+        if self._site_ledger is not None:
+            return self._site_ledger.progress
+        changes = Record.read(path)[1].progress if path.exists() else []
+        return Progress.read(changes) if changes else Progress.of_earlier_version(self.owner.folder)
 
-    def _keep(self, progress: Progress) -> Progress:
-        furthest, required = max(progress.furthest, progress.next), str(replace(self.owner.requirements, sources={}))
-        required = required if progress.requirements in (None, required) else CHANGED
-        progress = replace(progress, records=self._records, furthest=furthest, requirements=required)
-        progress.write(self.owner.folder, self._ledger.head)
-        return progress
+    def _as_of_now(self, progress: Progress) -> Progress:
+        """The progress, with the site's records and its owner's requirements."""
+        return replace(
+            progress, records=self._records, requirements=str(replace(self.owner.requirements, sources={}))
+        )
+
+    def _keep(self, progress: Progress) -> None:
+        self._ledger.keep(self._as_of_now(progress))
+        self._keep_head()
+
+    def _keep_head(self) -> None:
+        """Write the ledger's last hash beside it, so that a truncated or outdated ledger is noticed."""
+        if self._kept_head()[0] != self._ledger.head:
+            kept = {release.KEY: release.SITE, "ledger": self._ledger.head}
+            write_whole(self.owner.folder / HEAD, json.dumps(kept).encode())
+            (self.owner.folder / EARLIER).unlink(missing_ok=True)
+
+    def _kept_head(self) -> tuple[str | None, str]:
+        """The hash beside the ledger; an earlier version also wrote the run that its last line is of."""
+        paths = [path for name in (HEAD, EARLIER) if (path := self.owner.folder / name).exists()]
+        found = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
+        return found.get("ledger"), str(found.get("run", ""))
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""
-        last, runs = Progress.read(self.owner.folder), set[str]()  # charged after the line that `last` names
-        head, own = last.ledger, last.run[:LONGEST_NAME]
+        (head, own), runs = self._kept_head(), set[str]()  # charged after the line with this hash
+        run = own
 
         def look(line: Line) -> None:
+            nonlocal run, own
+            run = str(line.body.get("progress", {}).get("run", run))
             if line.kind == "intent":
                 runs.add(str(line.body.get("run", "")))
             if line.hash == head:
                 runs.clear()
+                own = run
 
         whole = verify(ledger, head, look).whole if ledger.exists() else head is None
         if not whole:
@@ -539,10 +540,10 @@ class Site:
                 f"the ledger {ledger} is not the one last written: it was truncated or replaced by an older copy; "
                 f"restore the latest one"
             )
-        if runs - {own}:  # of its own run there may be some, after a crash
+        if runs - {own[:LONGEST_NAME]}:  # of its own run there may be some, after a crash
             raise LedgerError(
-                f"{self.owner.folder / PROGRESS} is missing or an older copy, so it cannot be known whether {ledger} "
-                f"is the latest one and which rounds are not charged yet; restore the whole folder as it was last"
+                f"{self.owner.folder / HEAD} is missing or an older copy, so it cannot be known whether {ledger} "
+                f"is the latest one; restore the whole folder as it was last"
             )
 
     def _kept_state(self, terms: Terms) -> State:

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 import shoal
 from shoal.accounting.accountants import epsilon
 from shoal.accounting.events import Gaussian, Repeat
-from shoal.accounting.privacy_ledger import Ledger
+from shoal.accounting.privacy_ledger import Ledger, Record
 from shoal.algorithms import algorithm
 from shoal.algorithms.charges import KNOWN_SEED, event, proves
 from shoal.config import configure
@@ -36,6 +36,7 @@ from shoal.federation.secagg.masks import from_vector
 from shoal.federation.secagg.round_plan import Plan
 from shoal.federation.secagg.secure_cohort import SecureCohort
 from shoal.federation.site import Owner, Site
+from shoal.federation.site_progress import Progress
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, ROUND, TERMS, Terms
 from shoal.mechanisms.setting import Setting
@@ -295,8 +296,8 @@ def test_a_run_stops_after_failed_rounds_in_a_row_and_charges_no_more(tmp_path):
     for folder in (run, tmp_path / "site-0"):
         with Ledger(folder / "ledger.jsonl") as ledger:
             assert len(ledger.charged) == 2
-    progress = json.loads((tmp_path / "site-0" / "progress.json").read_text())
-    assert (progress["next"], progress["ended"]) == (2, True)
+    progress = Progress.read(Record.read(tmp_path / "site-0" / "ledger.jsonl")[1].progress)
+    assert (progress.next, progress.ended) == (2, True)
 
 
 @pytest.mark.slow
