@@ -168,6 +168,16 @@ def test_the_intent_is_on_disk_before_the_call_returns(tmp_path: Path, monkeypat
     assert b'"kind":"intent"' in synced[0]
 
 
+def test_what_a_killed_process_left_is_on_disk_before_anything_is_built_upon_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "ledger.jsonl")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert synced == [ledger._file]
+
+
 # Who touched it
 
 

@@ -34,6 +34,7 @@ from shoal.federation.coordinator import _charged_before
 from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
 from shoal.federation.site import Owner, Site
+from shoal.federation.site_progress import Progress
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, FOLDER_OLD, OLDER_COPY, ROUND, TERMS, Terms
 from shoal.federation.validation import Request
@@ -432,6 +433,10 @@ class Killed(BaseException):
     """The site's process ends here."""
 
 
+def kill(file, raw):
+    raise Killed
+
+
 @pytest.mark.slow
 def test_a_site_killed_between_two_lines_charges_the_rest_and_nothing_twice(tmp_path, monkeypatch):
     """The budget pays for a cheap round and a costly one, not for the cheap one twice and then the other."""
@@ -497,8 +502,10 @@ def test_repeats_are_charged_though_their_month_pays_for_no_more_and_count_in_th
 
 
 @pytest.mark.slow
-def test_what_an_earlier_version_left_to_charge_is_charged(replies, tmp_path):
-    """It kept progress.json beside a ledger that does not say how far the site is."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_an_earlier_version_left_to_charge_is_charged(replies, tmp_path, monkeypatch, killed):
+    """It kept progress.json beside a ledger that does not say how far the site is; also if `killed` between the two,
+    and this version in its first message."""
     site, terms, message = replies
     site.answer(TERMS, terms)
     site.close()
@@ -507,14 +514,62 @@ def test_what_an_earlier_version_left_to_charge_is_charged(replies, tmp_path):
     (folder / "head.json").unlink()
     with Ledger(folder / "ledger.jsonl") as ledger:
         ledger.begin("new", "every run that this site took part in", "", note=release.SITE)
+        before = ledger.head
         ledger.intend(1, [Charge("client", "release", Gaussian(1.633), "zero-out")], run=message.text("run"))
         kept = {"run": message.text("run"), "terms": digest, "next": 1, "furthest": 1, "ended": False, "records": 360}
-        (folder / "progress.json").write_text(json.dumps(kept | {"ledger": ledger.head}))
-    site = Site(site.owner)
-    assert "refused" not in site.answer(END, Payload(end_of(message, round=3))).values
+        (folder / "progress.json").write_text(json.dumps(kept | {"ledger": before if killed else ledger.head}))
+    site, said = Site(site.owner), Payload(end_of(message, round=3))
+    if killed:
+        with monkeypatch.context() as patch:
+            patch.setattr(privacy_ledger, "_write_all", kill)
+            with pytest.raises(Killed):
+                site.answer(END, said)
+        site.close()
+        site = Site(site.owner)
+    assert "refused" not in site.answer(END, said).values
     site.close()
     assert charged(folder)[0] == 3
     assert not (folder / "progress.json").exists()
+
+
+@pytest.mark.parametrize("found", ["", "[]", "{"])
+def test_a_damaged_hash_beside_the_ledger_is_named(replies, tmp_path, found):
+    site, terms, _ = replies
+    site.answer(TERMS, terms)
+    site.close()
+    (tmp_path / "new" / "head.json").write_text(found)
+    told = []
+    site = Site(site.owner, told.append)
+    assert "refused" in site.answer(TERMS, terms).values
+    site.close()
+    assert "head.json is damaged; restore it and the ledger from the latest copy" in told[-1]
+
+
+def test_rounds_are_charged_in_the_order_in_which_they_ran(tmp_path):
+    """The coordinator goes back to the cheap round; the budget pays for both rounds, or for the cheap one twice."""
+    chosen = {"clients.sampling": "poisson", "clients.cohort": 2, "per_round.noise_multiplier": "linear:4:1"}
+    method, setting = configure({"algorithm": "trusted-curator", **chosen}).algorithm, Setting(4, 3)
+    costs = [round_event(method, setting, t, "client", "release") for t in (0, 1)]
+    most = [epsilon(Compose(tuple(spent)), 1e-5).epsilon for spent in ((costs[0], costs[1]), (costs[0], *costs))]
+    ledger = site_ledger(tmp_path, method, setting, Requirements(epsilon=sum(most) / 2))
+    ledger.charge(range(1), progress=Progress(next=0, begun=1, charged=1))
+    assert ledger.catch_up(range(1), 2, 1) == "epsilon"
+    ledger.close()
+    assert charged(tmp_path)[1] == Compose((costs[0], costs[0]))
+
+
+def test_rounds_that_are_missed_are_charged_for_the_records_of_then_and_of_now(tmp_path):
+    """A record of a smaller site enters a batch more often; the site may have been drawn before it grew."""
+    chosen = {"algorithm": "dpsur", "clients.sampling": "poisson", "clients.cohort": 2, "records.sampling": "poisson"}
+    ledger = site_ledger(tmp_path, configure(chosen).algorithm, Setting(4, 3, sizes=(100, 1000)))
+    costs = []
+    for now, before, asked_for in ((100, 100, False), (1000, 100, False), (1000, 100, True), (1000, 1000, False)):
+        ledger.records, ledger.progress = now, Progress(records=before)
+        charges = ledger._charged(0, asked=asked_for)
+        (event,) = (each.event for each in charges if (each.unit, each.observer) == ("record", "release"))
+        costs.append(epsilon(event, 1e-5).epsilon)
+    ledger.close()
+    assert costs[0] == costs[1] > costs[2] == costs[3]
 
 
 @pytest.mark.slow

@@ -45,6 +45,18 @@ def test_of_other_runs_only_the_answered_rounds_are_kept(progress):
     assert (again.next, again.answered, again.answered_before) == (6, (1, 4, 1), {SECOND.digest: (1, 4, 1)})
 
 
+def test_a_line_says_only_which_of_the_other_runs_changed(progress):
+    """Else a line would grow with the number of runs, up to the most that a ledger takes."""
+    many = replace(progress, answered_before={f"run {number}": (0, 1) for number in range(1000)})
+    second = many.of(SECOND, 0, 0, 0, 0)
+    assert second.changed(many)["answered_before"] == {FIRST.digest: (1, 4, 1)}
+    back = second.of(FIRST, 6, 6, 6, 0)
+    assert back.changed(second)["answered_before"] == {FIRST.digest: ()}
+    steps = [Progress(), many, second, back]
+    written = json.loads(json.dumps([after.changed(before) for before, after in pairwise(steps)]))
+    assert Progress.read(written) == back
+
+
 def test_rounds_run_again_are_those_after_the_one_gone_back_to_one_after_the_other(progress):
     assert progress.run_again(0) == range(2, 2)
     assert progress.run_again(2) == range(2, 4)
@@ -60,3 +72,5 @@ def test_what_an_earlier_version_wrote_is_read_and_its_planned_repeats_are_charg
     found = Progress.of_earlier_version(tmp_path)
     assert (found.run, found.charged, found.begun, found.repeats, found.reported) == ("first", 5, 5, 1, 4 + 1)
     assert (found.ended, found.answered, found.requirements) == (False, (1,), "")
+    (tmp_path / EARLIER).write_text(json.dumps(kept | {"requirements": "the owner's"}))
+    assert Progress.of_earlier_version(tmp_path).requirements == "the owner's", "else refused rounds are charged"

@@ -255,7 +255,7 @@ class Ledger(Record):
         """
         first = round if first is None else first
         attempt = 1 + max(self._attempts[each] for each in range(first, round + 1))
-        body = {"round": round, "first": first, "attempt": attempt} | ({"run": run} if run else {})
+        body: dict[str, Any] = {"round": round, "first": first, "attempt": attempt} | ({"run": run} if run else {})
         body |= {"progress": dict(progress)} if progress else {}
         self._append("intent", {**body, "charges": [charge.to_json() for charge in charges]})
         return self.charged[-1]
@@ -329,11 +329,15 @@ class Ledger(Record):
             if found.torn:
                 file.seek(self._size)
                 torn = file.read(hash_chain.LONGEST)
-        if found.torn:
-            try:
+        try:
+            if found.torn:
                 os.ftruncate(self._file, self._size)
-            except OSError as error:
-                raise self._unwritable(error) from error
+            os.fsync(
+                self._file
+            )  # of what is read and built upon, a killed process may have left some in memory alone
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if found.torn:
             self._append("recovered", {"dropped": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
 
     def _append(self, kind: str, body: dict[str, Any]) -> None:

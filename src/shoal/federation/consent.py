@@ -4,8 +4,8 @@ One ledger covers all runs on this site's data. Every round that the site is ask
 any record is touched, and so is every round in between, for which it might have been sampled. A round asked for again
 is charged again, as it draws new noise, and so is one that the coordinator says it ran again without this site
 (`repeats`): it drew its clients a second time. Charges follow from the algorithm's definition. The site must trust
-the coordinator to add its own noise (`per_round`), to sample sites at random, and to say how often it ran a round
-again; it relies on the last two only where participation is hidden.
+the coordinator to add its own noise (`per_round`), to sample sites at random, and to say which rounds it ran, and how
+often; it relies on the last two only where participation is hidden.
 Where the observer sees whether the site took part, as the server always does, each round that the site answers costs
 as much as without sampling, and the other rounds cost nothing.
 
@@ -21,7 +21,8 @@ from what the coordinator says, not from who was drawn. The site answers within 
 next hears from the coordinator, or at the end.
 
 Which of D it answers may depend on earlier draws: by the cap of a month, which counts a round from when the site
-hears of it, or by a write that failed. That costs no more than if it answered all of D. Let L be the likelihood
+hears of it, or by a write that failed. That costs no more than if it answered all of D. From the last draw to the
+first, each output may be replaced by that of its dominating pair, which no other depends on. Let L be the likelihood
 ratio of all outputs, with the site against without it, and l >= 0 that of one draw's own output, of mean 1. Given
 the other outputs, L is linear in l, with slope E[W a]: W >= 0 is their ratio for one choice of who is drawn when (0
 where the site is not drawn here), and a, 0 or 1, whether it then answers. With a = 1 the slope is no smaller, and
@@ -31,7 +32,7 @@ draw is answered only if the cap pays for all that ran in the 30 days before it,
 these 30 days the last is such a draw.
 
 Not proven: the second part under replace-one, where L is a ratio of two such; anything of a coordinator that does not
-say how often it ran a round again.
+say which rounds it ran, or chooses by the outputs when to go back.
 """
 
 from __future__ import annotations
@@ -206,6 +207,11 @@ class SiteLedger:
     def rounds(self) -> int:
         """The number of rounds charged so far."""
         return self._ledger.charged[-1].round if self._ledger.charged else 0
+
+    @property
+    def tells_progress(self) -> bool:
+        """Does the ledger say how far the site is?"""
+        return bool(self._ledger.progress)
 
     @property
     def head(self) -> str:
@@ -390,7 +396,10 @@ class SiteLedger:
 
         charged = of_round(self._setting)
         if self.records is not None:
-            both = zip(charged, of_round(replace(self._setting, sizes=(self.records,), bounds=False)), strict=True)
+            # where it was not asked, it may have had as many as when it last was
+            sizes = {self.records} if asked else {self.records, self.progress.records or self.records}
+            own = replace(self._setting, sizes=tuple(sorted(sizes)), bounds=False)
+            both = zip(charged, of_round(own), strict=True)
             charged = tuple(own if own.unit == "record" else general for general, own in both)
         return tuple(replace(each, event=Unbounded(SEEDED)) for each in charged) if self._seeded else charged
 

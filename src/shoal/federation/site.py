@@ -508,8 +508,11 @@ class Site:
         self._keep_head()
 
     def _keep_head(self) -> None:
-        """Write the ledger's last hash beside it, so that a truncated or outdated ledger is noticed."""
-        if self._kept_head()[0] != self._ledger.head:
+        """Write the ledger's last hash beside it, so that a truncated or outdated ledger is noticed.
+
+        What an earlier version wrote there stays until a line of the ledger says the same.
+        """
+        if self._ledger.tells_progress and self._kept_head()[0] != self._ledger.head:
             kept = {release.KEY: release.SITE, "ledger": self._ledger.head}
             write_whole(self.owner.folder / HEAD, json.dumps(kept).encode())
             (self.owner.folder / EARLIER).unlink(missing_ok=True)
@@ -517,8 +520,11 @@ class Site:
     def _kept_head(self) -> tuple[str | None, str]:
         """The hash beside the ledger; an earlier version also wrote the run that its last line is of."""
         paths = [path for name in (HEAD, EARLIER) if (path := self.owner.folder / name).exists()]
-        found = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
-        return found.get("ledger"), str(found.get("run", ""))
+        try:
+            found = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
+            return found.get("ledger"), str(found.get("run", ""))
+        except (ValueError, AttributeError):
+            raise LedgerError(f"{paths[0]} is damaged; restore it and the ledger from the latest copy") from None
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""

@@ -59,7 +59,9 @@ class Progress:
         for changed in changes:
             changed = {name: value for name, value in changed.items() if name in known}
             before = found.answered if changed.get("terms", found.terms) == found.terms else ()
-            found = replace(found, **changed | {"answered": (*before, *changed.get("answered", ()))})
+            others = {**found.answered_before, **changed.get("answered_before", {})}
+            changed |= {"answered": (*before, *changed.get("answered", ())), "answered_before": _some(others)}
+            found = replace(found, **changed)
         return found
 
     @classmethod
@@ -73,6 +75,8 @@ class Progress:
         furthest = max(found.get("furthest", 0), following)
         reported, _, begun = found.get("reported_repeats", (0, 0, 0))
         begun = max(begun, furthest)
+        requirements = found.get("requirements") or ""
+        kept |= {"requirements": "" if requirements == "changed" else requirements}
         return cls(
             **kept | {"answered": tuple(found.get("answered", ()))},
             next=begun, begun=begun, charged=furthest,
@@ -80,10 +84,18 @@ class Progress:
         )  # fmt: skip
 
     def changed(self, before: Progress) -> dict[str, Any]:
-        """What has changed since an earlier progress; of the answered rounds, those that came after."""
+        """What has changed since an earlier progress; of the answered rounds, those that came after.
+
+        Of other runs those that changed, without rounds where a run is not one of them any more: a line has a
+        greatest length.
+        """
         kept = before.answered if before.terms == self.terms else ()
         own = {name: value for name, value in vars(self).items() if value != getattr(before, name)}
         own.pop("answered", None)
+        if "answered_before" in own:
+            mine, theirs = self.answered_before, before.answered_before
+            changed = [digest for digest in (*mine, *theirs) if mine.get(digest) != theirs.get(digest)]
+            own["answered_before"] = {digest: mine.get(digest, ()) for digest in changed}
         return own | ({"answered": self.answered[len(kept) :]} if self.answered != kept else {})
 
     def of(self, terms: Terms, next: int, charged: int, begun: int, repeats: int) -> Progress:
@@ -97,9 +109,13 @@ class Progress:
 
     def left(self) -> Progress:
         """The progress of a site that is in no run; if it returns to one, that is new to it."""
-        answered = {**self.answered_before, self.terms: self.answered}
-        return Progress(answered_before={digest: rounds for digest, rounds in answered.items() if rounds})
+        return Progress(answered_before=_some({**self.answered_before, self.terms: self.answered}))
 
     def run_again(self, repeats: int) -> range:
         """The rounds from `next` on that were run again, where `repeats` were in all: one after the other."""
         return range(self.next, max(self.next, min(self.begun, self.next + repeats - self.repeats)))
+
+
+def _some(answered: Mapping[str, Iterable[int]]) -> dict[str, tuple[int, ...]]:
+    """Those of runs in which some rounds were answered."""
+    return {digest: tuple(rounds) for digest, rounds in answered.items() if rounds}
