@@ -346,12 +346,14 @@ def test_the_frontier_draws_the_worst_seed():
     key = next(cell for cell in table("geyer-table1").cells if cell.name == "private/1000").work.key(False)
     series = Series("x", ("geyer-table1",), "^private/1000$", "black")
     for epsilons, expected in (((2.0, 3.0), 3.0), ((2.0, None), BEYOND)):
+        epsilons = 3 * (2.0,) + epsilons
         lines = [
             {"key": key, "seed": seed, "accuracy": 0.9, "proven": [["client", "release", epsilon, None]]}
             for seed, epsilon in enumerate(epsilons)
         ]
         ((found, *_),) = _points(series, ("client", "release"), lines)
         assert found == expected
+        assert not list(_points(series, ("client", "release"), lines[1:]))  # four seeds are too few for a headline
 
 
 @pytest.mark.slow
