@@ -344,11 +344,9 @@ def row_norms(updates: Tensor) -> Tensor:
         return _norms(updates)
     size = updates.shape[1]
     whole = size // PIECE
-    lengths = torch.linalg.vector_norm(updates[:, whole * PIECE :].unsqueeze(1), dim=2)
-    if whole:
-        pieces = updates[:, : whole * PIECE].reshape(len(updates), whole, PIECE)
-        lengths = torch.cat([torch.linalg.vector_norm(pieces, dim=2), lengths], dim=1)
-    norms = _norms(lengths)
+    pieces = updates[:, : whole * PIECE].reshape(len(updates), whole, PIECE)
+    rest = updates[:, whole * PIECE :].unsqueeze(1)
+    norms = _norms(torch.cat([torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)], dim=1))
     least, (low, high) = _LOST * math.sqrt(size), torch.aminmax(norms)
     if not least <= float(low) <= float(high) < math.inf:
         doubtful = ~((norms >= least) & (norms < math.inf))
