@@ -17,13 +17,12 @@ import numpy as np
 from shoal.extras import optional
 from shoal.papers import table as find
 from shoal.papers.comparing import measured
+from shoal.papers.running import SEEDS
 from shoal.papers.table import Cell, Line, Table
 
 BEYOND = 2e4
 """Where results are drawn without a proven epsilon, or with one that means nothing."""
 MOST = 5e3
-SEEDS = 5
-"""Of a cell that is drawn, at least."""
 ASIDE = 1.18
 TICKS = (0.1, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 

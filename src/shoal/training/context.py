@@ -104,9 +104,8 @@ class TrainingContext:
 
         def clients(net: Network) -> int:
             workers, chunker = chunked(net)
-            return (
-                1 if secure or chunker.fills(batch) else min(chunker.largest, max(1, len(partition) // workers.count))
-            )
+            alone = secure or chunker.fills(batch)
+            return 1 if alone else min(chunker.largest, max(1, len(partition) // workers.count))
 
         def at_once(net: Network, batch: int) -> int:
             return min(batch, chunked(net)[1].micro_batch or batch)
