@@ -209,8 +209,8 @@ class SiteLedger:
         return self._ledger.charged[-1].round if self._ledger.charged else 0
 
     @property
-    def tells_progress(self) -> bool:
-        """Does the ledger say how far the site is?"""
+    def has_progress(self) -> bool:
+        """Does a line of the ledger say how far the site is?"""
         return bool(self._ledger.progress)
 
     @property

@@ -512,7 +512,7 @@ class Site:
 
         What an earlier version wrote there stays until a line of the ledger says the same.
         """
-        if self._ledger.tells_progress and self._kept_head()[0] != self._ledger.head:
+        if self._ledger.has_progress and self._kept_head()[0] != self._ledger.head:
             kept = {release.KEY: release.SITE, "ledger": self._ledger.head}
             write_whole(self.owner.folder / HEAD, json.dumps(kept).encode())
             (self.owner.folder / EARLIER).unlink(missing_ok=True)
