@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra 'deploy'")
 
+from shoal.errors import LedgerError
 from shoal.federation.site_progress import EARLIER, Progress
 
 FIRST, SECOND = (SimpleNamespace(run=name, digest=f"digest of {name}") for name in ("first", "second"))
@@ -74,3 +75,10 @@ def test_what_an_earlier_version_wrote_is_read_and_its_planned_repeats_are_charg
     assert (found.ended, found.answered, found.requirements) == (False, (1,), "")
     (tmp_path / EARLIER).write_text(json.dumps(kept | {"requirements": "the owner's"}))
     assert Progress.of_earlier_version(tmp_path).requirements == "the owner's", "else refused rounds are charged"
+
+
+@pytest.mark.parametrize("found", ["", "[]", "{", '{"reported_repeats": 3}'])
+def test_a_damaged_file_of_an_earlier_version_is_named(tmp_path, found):
+    (tmp_path / EARLIER).write_text(found)
+    with pytest.raises(LedgerError, match=r"progress\.json is damaged; restore it"):
+        Progress.of_earlier_version(tmp_path)

@@ -196,12 +196,12 @@ class SiteLedger:
         self._ledger = Ledger(path)
         try:
             self._ledger.begin(site, "every run that this site took part in", "", note=release.SITE)
+            self._written = Progress.read(self._ledger.progress)
+            self.progress = self._written if self._ledger.progress else Progress.of_earlier_version(path.parent)
         except BaseException:
             self._ledger.close()
             raise
         self._accounts: dict[str, tuple[int, Running]] = {}
-        self._written = Progress.read(self._ledger.progress)
-        self.progress = self._written if self._ledger.progress else Progress.of_earlier_version(path.parent)
 
     @property
     def rounds(self) -> int:

@@ -31,7 +31,7 @@ from shoal.federation.secagg.client import SecureAggregationClient
 from shoal.federation.secagg.encoding import CHECK, KEYS, SHARES, UNMASK
 from shoal.federation.secagg.round_plan import refuse_unfit
 from shoal.federation.site_policy import Bounds
-from shoal.federation.site_progress import EARLIER, Progress
+from shoal.federation.site_progress import DAMAGED, EARLIER, Progress
 from shoal.federation.site_records import columns_read
 from shoal.federation.terms import (
     END,
@@ -524,7 +524,7 @@ class Site:
             found = json.loads(paths[0].read_text(encoding="utf-8")) if paths else {}
             return found.get("ledger"), str(found.get("run", ""))
         except (ValueError, AttributeError):
-            raise LedgerError(f"{paths[0]} is damaged; restore it and the ledger from the latest copy") from None
+            raise LedgerError(DAMAGED.format(path=paths[0])) from None
 
     def _refuse_cut(self, ledger: Path) -> None:
         """Refuse a truncated or outdated ledger, which would let the budget be spent twice."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.errors import LedgerError
 from shoal.federation.terms import Terms
 
 EARLIER = "progress.json"
 """The file in which earlier versions kept it."""
+DAMAGED = "{path} is damaged; restore it and the ledger from the latest copy"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,13 @@ class Progress:
     def of_earlier_version(cls, folder: Path) -> Progress:
         """What an earlier version of Shoal wrote beside the ledger; what it does not say is charged."""
         path = folder / EARLIER
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        try:
+            return cls._of_earlier(json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+        except (ValueError, TypeError, AttributeError):
+            raise LedgerError(DAMAGED.format(path=path)) from None
+
+    @classmethod
+    def _of_earlier(cls, found: dict[str, Any]) -> Progress:
         same = ("run", "terms", "ended", "records", "turn", "repeats", "answered_before")
         kept = {name: found[name] for name in same if name in found}
         following = found.get("next", 0)
