@@ -53,6 +53,12 @@ NETWORKS: dict[str, tuple[tuple[int, ...], int, int]] = {
 }
 """Sides of patches, filters of each, and parts of a picture."""
 STEPS = 400
+CORRECTION = 0.5
+"""The clip of a regression that corrects a network, whose errors are small; of the others it is 1.
+
+Chosen on the garments, for a network that is right for 64 of 100: there 0.5 is 1 point better than 1 at the learning
+rate 6, and 0.5 points with the best rate of each.
+"""
 GRID = {"components": (2000, 4000, 8000), "lr": (1.5, 3.0, 5.0, 10.0, 20.0)}
 
 
@@ -240,7 +246,9 @@ def cells(chosen: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield cell, best(chosen, epsilon)
 
 
-def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def settings(
+    cell: str, chosen: dict[str, Any], records: int, clip: float = 1.0
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a cell, and what it spends."""
     sites, epsilon, seed = map(int, cell.split("/")[1:])
     noise = noise_for(epsilon, 1.0, STEPS)
@@ -258,7 +266,7 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
         "local.lr": chosen["lr"],
         "server.momentum": 0.9,
         "server.average": 0.5,
-        "per_record.clip_norm": 1.0,
+        "per_record.clip_norm": clip,
         "budget.delta": DELTA,
         "engine.evaluate_every": STEPS,
         "engine.checkpoint_every": STEPS,
@@ -330,15 +338,16 @@ def corrected(
     network = Network.of(chosen["network"], Generator(device).manual_seed(0))
     features = [network.features(x.to(device)) for x in (pictures.train_x, pictures.test_x)]
     count = int(chosen["components"])
-    return run(cell, chosen, components_of(pictures, network, features, count, logits), device, Correction(count))
+    data = components_of(pictures, network, features, count, logits)
+    return run(cell, chosen, data, device, Correction(count), CORRECTION)
 
 
 def run(
-    cell: str, chosen: dict[str, Any], data: Dataset, device: str, model: nn.Module | None = None
+    cell: str, chosen: dict[str, Any], data: Dataset, device: str, model: nn.Module | None = None, clip: float = 1.0
 ) -> dict[str, Any]:
     """A cell's line."""
     started = time.perf_counter()
-    wanted, epsilon = settings(cell, chosen, len(data.train_y))
+    wanted, epsilon = settings(cell, chosen, len(data.train_y), clip)
     if model is None:
         model = nn.Linear(data.train_x.shape[1], 10, bias=False)
         nn.init.zeros_(model.weight)
