@@ -51,8 +51,6 @@ HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
 MOVES = (0, 0), (-2, 0), (2, 0), (0, -2), (0, 2)
 """Of a picture that is classified, in pixels; each place is seen with its mirror image."""
-AVERAGED = 0.3
-"""The share of the last steps over which the released network is averaged."""
 
 
 @torch.no_grad()
@@ -99,7 +97,7 @@ def settings(given: argparse.Namespace, noise: float, records: int, steps: int, 
         "local.steps": 1,
         "local.lr": rate,
         "per_record.clip_norm": 1.0,
-        "server.average": AVERAGED,
+        "server.average": given.averaged,
         "budget.delta": DELTA,
         "engine.evaluate_every": max(1, steps // 4),
         "engine.checkpoint_every": 25,
@@ -137,6 +135,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate of the whole network; else that of Tang et al.")
     parser.add_argument("--batch", type=int, default=4096, help="expected records in a step, of all sites")
     parser.add_argument("--views", type=int, default=4, help="views of each record, averaged before the clip")
+    parser.add_argument("--averaged", type=float, default=0.3, help="share of the last steps, whose mean is released")
     parser.add_argument("--corrected", type=int, metavar="EPSILON", help="of a regression on patches' features")
     parser.add_argument("--chosen", type=Path, metavar="SEARCH", help="its settings: the lines of patch_features.py")
     parser.add_argument("--frozen", type=int, default=0, help="how many of the first 7 blocks stay as they are")
@@ -181,7 +180,8 @@ def main() -> None:
             "epsilon": spent(steps_of(noise, rate, done), *part),
             "noise_multiplier": noise, "rate": rate, "steps": done, "views": given.views, "frozen": given.frozen,
             "rate_of_network": network_rate,
-            "clip_norm": 1.0, "sites": given.sites, "seed": given.seed, "device": device, "records": records,
+            "clip_norm": 1.0, "averaged": given.averaged, "sites": given.sites, "seed": given.seed, "device": device,
+            "records": records,
             "seconds": round(time.perf_counter() - started, 1), "stopped": stopped,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
