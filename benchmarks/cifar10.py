@@ -148,6 +148,7 @@ def main() -> None:
     given = parser.parse_args()
     started = time.perf_counter()
     ends = started + 60 * given.minutes
+    noise_seeds = [3 * given.seed + phase for phase in range(3)]  # the noise of all phases must be independent
 
     pictures = shoal.load("cifar10")
     train_x, train_y, test_x, test_y = (
@@ -199,18 +200,17 @@ def main() -> None:
         last = nn.Linear(WIDTH, 10)
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
-        wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": 2 * given.seed}
+        wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": noise_seeds[0]}
         result = trained(given, given.out / cell / "head", ends, wanted, data, last)
         figure("head", given.head_steps, result.accuracy, result.stopped)
         return result.model
 
     def correction(logits: list[Tensor]) -> float:
-        """The accuracy of both; the regression's noise has another seed than the network's."""
+        """The accuracy of both."""
         name = f"cifar10/{given.sites}/{given.corrected}/{given.seed}"
         data = replace(pictures, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
-        line = patch_features.corrected(
-            name, patch_features.best(given.chosen, given.corrected), data, logits, given.device
-        )
+        chosen = patch_features.best(given.chosen, given.corrected)
+        line = patch_features.corrected(name, chosen, data, logits, noise_seeds[2], given.device)
         print(json.dumps(line), flush=True)
         return float(line["accuracy"])
 
@@ -223,7 +223,7 @@ def main() -> None:
         for block in network.blocks[: given.frozen]:
             block.requires_grad_(False)
         wanted = settings(given, noise, records, given.steps, network_rate) | {
-            "noise_seed": 2 * given.seed + 1,  # what is drawn must be independent of the first phase
+            "noise_seed": noise_seeds[1],
             "records.augmentations": given.views,
             "engine.micro_batch": max(1, given.micro_views // given.views),
             "engine.precision": given.precision,

@@ -246,9 +246,7 @@ def cells(chosen: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield cell, best(chosen, epsilon)
 
 
-def settings(
-    cell: str, chosen: dict[str, Any], records: int, clip: float = 1.0
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a cell, and what it spends."""
     sites, epsilon, seed = map(int, cell.split("/")[1:])
     noise = noise_for(epsilon, 1.0, STEPS)
@@ -266,7 +264,7 @@ def settings(
         "local.lr": chosen["lr"],
         "server.momentum": 0.9,
         "server.average": 0.5,
-        "per_record.clip_norm": clip,
+        "per_record.clip_norm": 1.0,
         "budget.delta": DELTA,
         "engine.evaluate_every": STEPS,
         "engine.checkpoint_every": STEPS,
@@ -332,27 +330,33 @@ class Correction(nn.Module):
 
 
 def corrected(
-    cell: str, chosen: dict[str, Any], pictures: Dataset, logits: Sequence[Tensor], device: str
+    cell: str, chosen: dict[str, Any], pictures: Dataset, logits: Sequence[Tensor], noise_seed: int, device: str
 ) -> dict[str, Any]:
     """The line of a cell that corrects the logits of pictures, of those for training and for the test."""
     network = Network.of(chosen["network"], Generator(device).manual_seed(0))
     features = [network.features(x.to(device)) for x in (pictures.train_x, pictures.test_x)]
     count = int(chosen["components"])
     data = components_of(pictures, network, features, count, logits)
-    return run(cell, chosen, data, device, Correction(count), CORRECTION)
+    more = {"per_record.clip_norm": CORRECTION, "noise_seed": noise_seed}
+    return run(cell, chosen, data, device, Correction(count), more)
 
 
 def run(
-    cell: str, chosen: dict[str, Any], data: Dataset, device: str, model: nn.Module | None = None, clip: float = 1.0
+    cell: str,
+    chosen: dict[str, Any],
+    data: Dataset,
+    device: str,
+    model: nn.Module | None = None,
+    more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A cell's line."""
+    """A cell's line; `more` settings than those of every cell."""
     started = time.perf_counter()
-    wanted, epsilon = settings(cell, chosen, len(data.train_y), clip)
+    wanted, epsilon = settings(cell, chosen, len(data.train_y))
     if model is None:
         model = nn.Linear(data.train_x.shape[1], 10, bias=False)
         nn.init.zeros_(model.weight)
     with tempfile.TemporaryDirectory() as runs:
-        result = shoal.run(wanted, runs=runs, data=data, model=model, device=device)
+        result = shoal.run(wanted | (more or {}), runs=runs, data=data, model=model, device=device)
     found = {"cell": cell, "accuracy": result.accuracy, "epsilon": epsilon, "delta": DELTA, "steps": STEPS}
     return found | chosen | {"seconds": round(time.perf_counter() - started, 1)}
 
