@@ -332,9 +332,8 @@ class Ledger(Record):
         try:
             if found.torn:
                 os.ftruncate(self._file, self._size)
-            os.fsync(
-                self._file
-            )  # of what is read and built upon, a killed process may have left some in memory alone
+            # Of what is read and built upon, a killed process may have left some in memory alone.
+            os.fsync(self._file)
         except OSError as error:
             raise self._unwritable(error) from error
         if found.torn:
