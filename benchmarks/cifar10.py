@@ -119,8 +119,13 @@ def trained(
 
     more = {"data": data, "model": model, "device": given.device, "on_round": on_round}
     more["on_start"] = lambda _config, trainer, _path: stop.append(trainer)
+    runs.mkdir(parents=True, exist_ok=True)
+    kept = runs / "settings.json"
     if there := sorted(runs.glob("*/ledger.jsonl")):
+        if json.loads(kept.read_text()) != wanted:
+            raise SystemExit(f"{kept}: the run there was started with other settings; give another --out")
         return shoal.run(resume=there[0].parent, **more)
+    kept.write_text(json.dumps(wanted))
     return shoal.run(wanted, runs=runs, **more)
 
 
