@@ -14,7 +14,7 @@ No data set chooses for itself: what Fashion-MNIST uses is best on MNIST, what M
 Fashion-MNIST. On wavelet features `--search` tries the grids at epsilon 3, by seed. (CIFAR-10 was run with sampled
 batches.) The form of `hog-fourier` and its learning rate are chosen among the lines of feature_forms.py. What FILE
 holds is not run again. `--patches` adds what patch_features.py wrote to the picture,
-`--network` what cifar10.py did.
+`--network` the longest trainings of cifar10.py.
 """
 
 from __future__ import annotations
@@ -202,11 +202,12 @@ def main() -> None:
     )
     if given.plot:
         lines += [line | {"features": "patches"} for line in patches]
+        corrected = [line for line in network if line["phase"] == "corrected by patches"]
+        longest = {line["sites"]: line for line in sorted(corrected, key=lambda line: line["steps"])}
         lines += [
             {"features": "patches and a network", "accuracy": line["accuracy"]}
             | {"cell": f"cifar10/{line['sites']}/{math.ceil(line['epsilon']['add-or-remove'])}/{line['seed']}"}
-            for line in network
-            if line["phase"] == "both"
+            for line in longest.values()
         ]
         return plot(lines, given.plot)
     done = {(line["cell"], line["features"]) for line in lines}
