@@ -1,4 +1,4 @@
-"""The attacks in docs/results/attacks.md, cell by cell: Tables 1 and 3 and Figure 3 of 004, imprint, and membership.
+"""The attacks in docs/results/attacks.md, cell by cell: Tables 1 and 3 and Figure 3 of Wei et al. (2023), and more.
 
     SHOAL_DATA=... python benchmarks/attacks.py --cells 'table1/.*' --out attacks.jsonl [--device cuda]
 
@@ -39,8 +39,8 @@ Lines = list[dict[str, Any]]
 Cell = Callable[[str, int, Sets, Lines], dict[str, Any]]
 """(device, victims, data sets that were read already, lines that are there) -> the line of a cell.
 
-Many cells of 004 are one attack under several names (type 2 sees the same raw gradient in every method that leaves it
-raw): such a line is copied, and `same_as` says from where.
+Many cells of Wei et al. are one attack under several names (type 2 sees the same raw gradient in every method that
+leaves it raw): such a line is copied, and `same_as` says from where.
 """
 PICTURED = 8  # victims whose pictures go into the line
 EXPORTED = 300  # records of each data set: 100 victims of 3

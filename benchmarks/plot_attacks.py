@@ -2,8 +2,8 @@
 
     python benchmarks/plot_attacks.py attacks.jsonl docs/results [--speed speed.jsonl]
 
-Writes attacks-table1.png and attacks-figure3.png, adds the cells without their pictures to attacks.jsonl, and puts
-the tables between the marks in attacks.md, which is otherwise left as it is.
+Writes attacks-table1.png and attacks-figure3.png from cells that have pictures, adds all cells without their pictures
+to attacks.jsonl, and puts the tables between the marks in attacks.md, which is otherwise left as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETS = {"mnist": "MNIST", "cifar10": "CIFAR10", "lfw": "LFW"}
 
 
 def printed(name: str, row: str, dataset: str, *measures: str) -> list[str]:
-    """What 004 prints in a row of a table."""
+    """What Wei et al. (2023) print in a row of a table."""
     figures = published(name)
     return [f"{figures[measure][row][SETS[dataset]]:g}" for measure in measures]
 
@@ -222,10 +222,11 @@ def main() -> None:
     for line in read:
         line["cell"] = line["cell"].replace("noise .0", "noise 0.0")  # as cells were called before
     lines: dict[str, Line] = {line["cell"]: line for line in read}
-    if any(cell.startswith("table1/") for cell in lines):
-        picture1(lines, options.folder / "attacks-table1.png")
-    if any(cell.startswith("figure3/") for cell in lines):
-        picture3(lines, options.folder / "attacks-figure3.png")
+    pictured = {cell: line for cell, line in lines.items() if "pictures" in line}
+    if any(cell.startswith("table1/") for cell in pictured):
+        picture1(pictured, options.folder / "attacks-table1.png")
+    if any(cell.startswith("figure3/") for cell in pictured):
+        picture3(pictured, options.folder / "attacks-figure3.png")
     parts = {"table1": table1, "table3": table3, "figure3": figure3, "imprint": planted, "membership": members}
     tables = {name: part(lines) for name, part in parts.items() if any(c.startswith(f"{name}/") for c in lines)}
     if any(cell.split("/")[0] in FACES for cell in lines):

@@ -61,7 +61,7 @@ SCHEDULES = ["linear:3:1", "staircase:8:2:2", "exponential:4:0.5", "cyclic:6:1",
 @pytest.mark.parametrize("kind", ["at the sum", "at each client"])
 @pytest.mark.statistical(false_alarm=ROUNDS * ALPHA)
 def test_a_schedule_of_noise_is_applied_and_charged_in_every_round(schedule, kind):
-    """The four decays of 004 and that of 000, with a clip that falls too; 104,000 numbers a round, at ALPHA."""
+    """Four decays of Wei et al. and the thesis's, with a clip that falls too; 104,000 numbers a round, at ALPHA."""
     falling = "decay:2:0.2:0.1"
     if kind == "at the sum":
         record = small("trusted-curator", per_update=Clip(falling), per_round=Gaussian(schedule))

@@ -1,4 +1,4 @@
-"""The defences of 004 section 4 do what they say, and promise nothing."""
+"""The defences of Wei et al. (2023), section 4, do what they say, and promise nothing."""
 
 import math
 

@@ -22,7 +22,7 @@ NAMES = {
     "alphacdp-figure3",
 }
 OURS = {"beyond-client", "beyond-example"}
-SUMS = {  # table: measure: rows, figures, sum. Those of 002 and 004 were added up from the papers' texts
+SUMS = {  # table: measure: rows, figures, sum. Those of Bhaskar et al. and Wei et al. were added up from the texts
     "thesis-table4.1": {"accuracy": (2, 4, 3.9397), "rounds": (2, 4, 2400)},
     "thesis-table4.2": {"accuracy": (3, 3, 2.7728), "epsilon": (3, 3, 10.5), "rounds": (3, 3, 1028)},
     "thesis-table4.3": {"accuracy": (3, 6, 5.0702), "rounds": (3, 6, 1964)},

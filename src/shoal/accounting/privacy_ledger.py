@@ -1,8 +1,8 @@
 """The ledger of a run, `ledger.jsonl`: what was charged, before any noise was drawn, and what was released.
 
-Order of a round (DESIGN.md): `intent` appended and fsync'ed, then noise, then the new model written, then
-`commit`. So a crash at any point leaves no released model that the ledger does not know, and an intent without a
-commit is still charged: the round is run again with fresh noise and charged again.
+Order of a round: `intent` appended and fsync'ed, then noise, then the new model written, then `commit`. So a crash at
+any point leaves no released model that the ledger does not know, and an intent without a commit is still charged: the
+round is run again with fresh noise and charged again.
 """
 
 from __future__ import annotations
