@@ -182,7 +182,7 @@ def test_charging_only_the_steps_that_are_kept_is_violated():
 
 
 @pytest.mark.slow
-def test_the_client_level_claim_of_000_is_violated_and_the_true_bound_is_beside_it():
+def test_the_client_level_claim_of_the_thesis_is_violated_and_the_true_bound_is_beside_it():
     (outcome,) = audit(algorithm("end-to-end"), level="client", effort=replace(LITTLE, round_trials=40), seed=3)
     assert outcome.verdict == "VIOLATED"
     row = outcome.row()

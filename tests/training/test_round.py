@@ -161,7 +161,7 @@ def test_kept_momentum_goes_on_where_the_client_left_off():
 
 
 @pytest.mark.slow
-def test_v_c_and_u_s_are_those_of_001():
+def test_v_c_and_u_s_are_those_of_geyer_et_al():
     sim = simulator(fedavg(clients=Clients("all"), aggregate=Aggregate("equal")), small_mlp(), clients=5)
     updates = train(sim.cohort, sim.params, np.arange(5), RoundIndex(0, 3), {})[0].double()
     _, _, told = run_round(sim.cohort, sim.params, {}, RoundIndex(0, 3))
