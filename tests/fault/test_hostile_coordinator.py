@@ -141,6 +141,16 @@ def test_momentum_of_one_run_does_not_reach_another_of_the_same_name(tmp_path):
     site.close()
 
 
+@pytest.mark.parametrize("found", [b"", b"{}", b"\xff" * 20])
+def test_damaged_momentum_is_named_and_nothing_is_trained_without_it(tmp_path, found):
+    agreed, told = terms(local__momentum=0.9, local__keep_momentum=True), []
+    (tmp_path / "memory.safetensors").write_bytes(found)
+    site = Site(Owner("site", tmp_path, some), told.append)
+    assert "refused" in site.answer(TERMS, Payload({"terms": agreed.text, "round": 0})).values
+    assert "memory.safetensors is damaged; restore it from the latest copy" in told[-1]
+    site.close()
+
+
 @pytest.fixture
 def replies(tmp_path):
     """Terms and a round's message of an earlier run, and a site that has agreed to nothing yet."""

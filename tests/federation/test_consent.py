@@ -27,13 +27,13 @@ from shoal.algorithms.charges import event as round_event
 from shoal.algorithms.charges import whole_run
 from shoal.config import configure, to_toml
 from shoal.data import load
-from shoal.errors import ConfigError, RunError
+from shoal.errors import ConfigError, LedgerError, RunError
 from shoal.federation import consent
 from shoal.federation.consent import Refused, Requirements, SiteLedger, least_noise
 from shoal.federation.coordinator import _charged_before
 from shoal.federation.federated_run import serve
 from shoal.federation.messages import Payload
-from shoal.federation.site import Owner, Site
+from shoal.federation.site import INTERNAL_ERROR, Owner, Site
 from shoal.federation.site_progress import Progress
 from shoal.federation.site_records import reader
 from shoal.federation.terms import END, FOLDER_OLD, OLDER_COPY, ROUND, TERMS, Terms
@@ -543,6 +543,33 @@ def test_a_damaged_hash_beside_the_ledger_is_named(replies, tmp_path, found):
     assert "refused" in site.answer(TERMS, terms).values
     site.close()
     assert "head.json is damaged; restore it and the ledger from the latest copy" in told[-1]
+
+
+@pytest.mark.parametrize("found", ["", "[]", "{", "{}"])
+def test_damaged_terms_of_a_site_are_named_and_nothing_is_charged_until_its_run_is_resumed(replies, tmp_path, found):
+    site, terms, message = replies
+    site.answer(TERMS, terms)
+    site.close()
+    (tmp_path / "new" / "terms.json").write_text(found)
+    told = []
+    site = Site(site.owner, told.append, joins=False)
+    assert site.answer(ROUND, message).values["refused"] == INTERNAL_ERROR.format(site="the site")
+    assert "terms.json is damaged or of another version of Shoal; restore it" in told[-1]
+    assert charged(tmp_path / "new")[0] == 0
+    assert "agreed" in site.answer(TERMS, terms).values
+    assert "refused" not in site.answer(ROUND, message).values
+    site.close()
+
+
+@pytest.mark.parametrize("found", ["", "[]", "{", "{}"])
+def test_damaged_names_of_the_last_terms_are_named_until_the_site_joins_again(replies, tmp_path, found):
+    site, terms, _ = replies
+    site.answer(TERMS, terms)
+    site.close()
+    (tmp_path / "new" / "compared.json").write_text(found)
+    with pytest.raises(LedgerError, match=r"new/compared\.json is damaged; remove it, or join again"):
+        Site(site.owner, joins=False)
+    assert "agreed" in Site(site.owner).answer(TERMS, terms).values
 
 
 def test_rounds_are_charged_in_the_order_in_which_they_ran(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from shoal import release
@@ -266,7 +266,7 @@ class Site:
         try:
             old = self._kept_terms()
             readable = old is not None and old.settings is not None
-        except (ShoalError, ValueError):
+        except ShoalError:
             old, readable = None, False
         if old is None or not readable or old.digest != last.terms:
             raise LedgerError(
@@ -479,14 +479,21 @@ class Site:
         path = self.owner.folder / AGREED
         if not path.exists():
             return None
-        text = path.read_text(encoding="utf-8")
-        text = json.loads(text).get("terms", text)  # earlier versions wrote the terms alone
-        return Terms.read(text, self.owner.plugins)
+        try:
+            text = path.read_text(encoding="utf-8")
+            text = json.loads(text).get("terms", text)  # earlier versions wrote the terms alone
+            return Terms.read(text, self.owner.plugins)
+        except (ValueError, TypeError, AttributeError, RecursionError, InvalidMessage):
+            fix = "restore it from the latest copy, or let the coordinator resume the run"
+            raise LedgerError(f"{path} is damaged or of another version of Shoal; {fix}") from None
 
     def _kept_compared(self) -> str | None:
         """The last terms that the data were compared with, where no round of them has been charged since."""
         path = self.owner.folder / COMPARED
-        return str(json.loads(path.read_text(encoding="utf-8")).get("terms")) if path.exists() else None
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["terms"]) if path.exists() else None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise LedgerError(f"{path} is damaged; remove it, or join again") from None
 
     @property
     def _progress(self) -> Progress:
@@ -556,10 +563,13 @@ class Site:
         path = self.owner.folder / STATE
         if not terms.settings.algorithm.local.remembers or not path.exists():
             return {}
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("terms") != terms.digest:  # it may hold what another method left raw
-                return {}
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as file:
+                if (file.metadata() or {}).get("terms") != terms.digest:  # it may hold what another method left raw
+                    return {}
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError:
+            raise LedgerError(f"{path} is damaged; restore it from the latest copy") from None
 
     def _keep_state(self, terms: Terms, state: State) -> None:
         self._state = {key: value for key, value in state.items() if key.startswith(KEPT)}
