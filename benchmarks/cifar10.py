@@ -12,7 +12,8 @@ the records are dealt out to sites that share the noise (distributed-dp-sgd), ag
 
 Settings are those of the paper (clip 1, learning rates 15 for the last layer and 0.4 for 777 steps of the network),
 but for the number of steps and views; with fewer steps the learning rate of the network is larger by as much. With
-`--rate 2` it is that of De et al. (2022), https://arxiv.org/abs/2204.13650. None was chosen by looking at CIFAR-10.
+`--rate 2` it is that of De et al. (2022), https://arxiv.org/abs/2204.13650. None of these was
+chosen by looking at CIFAR-10.
 
 Without `--features` the network starts from scratch, with standardised weights, as that of De et al., and with the
 scale normalisation of Klause et al. (2022), https://arxiv.org/abs/2203.00324.
@@ -22,7 +23,8 @@ patches (benchmarks/patch_features.py). It is trained after the network, and add
 means over a picture, its mirror image, and both moved by two pixels in four directions.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
-given again. Lines are appended to FOLDER/cifar10.jsonl.
+given again. Lines are appended to FOLDER/cifar10.jsonl. Their epsilon is that of all rounds that the ledgers were
+charged for: a round that was killed, and drew its noise again, counts twice.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from torch import Tensor, nn
 
 import patch_features
 import shoal
-from record_budget import DELTA, noise_for, spent, steps_of
+from record_budget import DELTA, charged, noise_for, spent, steps_of
+from shoal.accounting.events import Event
 from shoal.data import Dataset
 from shoal.models import StandardisedConv2d
 from shoal.result import Interrupted
@@ -49,6 +52,7 @@ from synthetic_pictures import WIDTH, PictureNetwork
 
 HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
+PHASES = "head", "network", "correction"
 MOVES = (0, 0), (-2, 0), (2, 0), (0, -2), (0, 2)
 """Of a picture that is classified, in pixels; each place is seen with its mirror image."""
 
@@ -153,7 +157,6 @@ def main() -> None:
     given = parser.parse_args()
     started = time.perf_counter()
     ends = started + 60 * given.minutes
-    noise_seeds = [3 * given.seed + phase for phase in range(3)]  # the noise of all phases must be independent
 
     pictures = shoal.load("cifar10")
     train_x, train_y, test_x, test_y = (
@@ -162,8 +165,11 @@ def main() -> None:
     records, steps = len(train_y), given.head_steps + given.steps
     network_rate = given.rate or NETWORK_RATE * NETWORK_STEPS / max(1, given.steps)
     rate = given.batch / records
-    part = [patch_features.cost(given.corrected)] if given.corrected else []
-    noise = noise_for(given.epsilon, rate, steps, *part)
+
+    def regression(steps: int = patch_features.STEPS) -> list[Event]:
+        return [patch_features.cost(given.corrected, steps)] if given.corrected else []
+
+    noise = noise_for(given.epsilon, rate, steps, *regression())
     torch.manual_seed(given.seed)
     network = PictureNetwork() if given.features else PictureNetwork(StandardisedConv2d, scale_norm=True)
     if given.features:
@@ -177,22 +183,38 @@ def main() -> None:
         f"{start}epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
     )
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
-    costs = spent(steps_of(noise, rate, steps), *part)
+    costs = spent(steps_of(noise, rate, steps), *regression())
     print(json.dumps({"cell": cell, "noise_multiplier": noise, "rate": rate} | costs), flush=True)
 
-    def figure(phase: str, done: int, accuracy: float | None, stopped: str | None = None) -> None:
+    path, runs = given.out / "cifar10.jsonl", dict[str, shoal.Result]()
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    figures = {line["phase"] for line in lines if line["cell"] == cell}
+
+    def figure(phase: str, accuracy: float | None, stopped: str | None = None) -> None:
+        if phase in figures:
+            return
+        steps = {name: charged(result.run) for name, result in runs.items()}
+        correcting = regression(steps.pop("correction", patch_features.STEPS))
         line = {
             "cell": cell, "phase": phase, "accuracy": accuracy, "delta": DELTA,
-            "epsilon": spent(steps_of(noise, rate, done), *part),
-            "noise_multiplier": noise, "rate": rate, "steps": done, "views": given.views, "frozen": given.frozen,
+            "epsilon": spent(steps_of(noise, rate, sum(steps.values())), *correcting),
+            "noise_multiplier": noise, "rate": rate, "steps": sum(runs[name].rounds for name in steps),
+            "charged": sum(steps.values()), "views": given.views, "frozen": given.frozen,
             "rate_of_network": network_rate,
             "clip_norm": 1.0, "averaged": given.averaged, "sites": given.sites, "seed": given.seed, "device": device,
             "records": records,
-            "seconds": round(time.perf_counter() - started, 1), "stopped": stopped,
+            "seconds": round(sum(line["seconds"] for result in runs.values() for line in result.metrics), 1),
+            "stopped": stopped,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
-        with (given.out / "cifar10.jsonl").open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def phase(name: str, wanted: dict[str, Any], data: Dataset, model: nn.Module) -> shoal.Result:
+        """A new run, or the one that is there; the noise of all phases must be independent."""
+        wanted |= {"noise_seed": 3 * given.seed + PHASES.index(name)}
+        runs[name] = trained(given, given.out / cell / name, ends, wanted, data, model)
+        return runs[name]
 
     def last_layer() -> dict[str, Tensor]:
         """The last layer, trained alone on the features of every picture."""
@@ -205,19 +227,15 @@ def main() -> None:
         last = nn.Linear(WIDTH, 10)
         for parameter in last.parameters():
             nn.init.zeros_(parameter)
-        wanted = settings(given, noise, records, given.head_steps, HEAD_RATE) | {"noise_seed": noise_seeds[0]}
-        result = trained(given, given.out / cell / "head", ends, wanted, data, last)
-        figure("head", given.head_steps, result.accuracy, result.stopped)
+        result = phase("head", settings(given, noise, records, given.head_steps, HEAD_RATE), data, last)
+        figure("head", result.accuracy, result.stopped)
         return result.model
 
-    def correction(logits: list[Tensor]) -> float:
-        """The accuracy of both."""
+    def correction(logits: list[Tensor]) -> shoal.Result:
         name = f"cifar10/{given.sites}/{given.corrected}/{given.seed}"
         data = replace(pictures, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
         chosen = patch_features.best(given.chosen, given.corrected)
-        line = patch_features.corrected(name, chosen, data, logits, noise_seeds[2], given.device)
-        print(json.dumps(line), flush=True)
-        return float(line["accuracy"])
+        return phase("correction", *patch_features.correction(name, chosen, data, logits, given.device))
 
     given.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -228,7 +246,6 @@ def main() -> None:
         for block in network.blocks[: given.frozen]:
             block.requires_grad_(False)
         wanted = settings(given, noise, records, given.steps, network_rate) | {
-            "noise_seed": noise_seeds[1],
             "records.augmentations": given.views,
             "engine.micro_batch": max(1, given.micro_views // given.views),
             "engine.precision": given.precision,
@@ -238,13 +255,13 @@ def main() -> None:
             train_x.numpy(), train_y.numpy(), test=(test_x.numpy(), test_y.numpy()), name="cifar10",
             classes=pictures.classes,
         )  # fmt: skip
-        result = trained(given, given.out / cell / "network", ends, wanted, data, network.cpu().train())
-        figure("network", steps, result.accuracy, result.stopped)
-        if given.corrected:
+        result = phase("network", wanted, data, network.cpu().train())
+        figure("network", result.accuracy, result.stopped)
+        if given.corrected and "corrected by patches" not in figures:
             network.load_state_dict(result.model)
             logits = [log_probabilities(network, x, given.device) for x in (train_x, test_x)]
-            figure("network, ten views", steps, (logits[1].argmax(1) == test_y).float().mean().item())
-            figure("corrected by patches", steps, correction(logits))
+            figure("network, ten views", (logits[1].argmax(1) == test_y).float().mean().item())
+            figure("corrected by patches", correction(logits).accuracy)
     except Interrupted as stopped:
         print(json.dumps({"cell": cell, "interrupted": str(stopped)}), flush=True)
 

@@ -3,7 +3,7 @@
     SHOAL_DATA=... python benchmarks/fixed_features.py --search --out SEARCH [--cells '.*/1/3/0/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/fixed_features.py --chosen SEARCH --out FILE [--cells 'mnist/.*'] [--device cuda]
     SHOAL_DATA=... python benchmarks/fixed_features.py --forms FORMS --out FILE [--cells 'mnist/.*'] [--device cuda]
-    python benchmarks/fixed_features.py --out FILE --plot PICTURE [--patches FILE] [--network FILE]
+    python benchmarks/fixed_features.py --out FILE --plot PICTURE [--patches FILE] [--network FILE] [--clients FILE]
 
 A small network on the wavelet features of Tramèr & Boneh (2021), https://arxiv.org/abs/2011.11660, or a linear one on
 random Fourier features of gradient histograms (`hog-fourier`). A cell is data/sites/epsilon/seed. One site is DP-SGD
@@ -13,8 +13,9 @@ on all records (delta 1e-5, add-or-remove; replace-one is printed beside it); se
 No data set chooses for itself: what Fashion-MNIST uses is best on MNIST, what MNIST and CIFAR-10 use is best on
 Fashion-MNIST. On wavelet features `--search` tries the grids at epsilon 3, by seed. (CIFAR-10 was run with sampled
 batches.) The form of `hog-fourier` and its learning rate are chosen among the lines of feature_forms.py. What FILE
-holds is not run again. `--patches` adds what patch_features.py wrote to the picture,
-`--network` the longest trainings of cifar10.py.
+holds is not run again. To the picture `--patches` adds what patch_features.py wrote, `--network` the longest
+trainings of cifar10.py, and `--clients` (one file or more) what `shoal papers run beyond-client` and paper_search.py
+wrote of 1,000 clients with settings from another data set: there epsilon is that of a client (zero-out).
 """
 
 from __future__ import annotations
@@ -39,12 +40,17 @@ import shoal
 from record_budget import DELTA, noise_for, spent, steps_of
 from shoal.data import Dataset
 from shoal.data.features import features
+from shoal.papers import table
+from shoal.papers.comparing import measured
+from shoal.papers.running import read_lines
+from shoal.papers.work import Run
 
 NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 DATA, SITES, EPSILONS, SEEDS = tuple(NAMES), (1, 10), (1, 3, 8), 5
 PUBLISHED = {
     "Tramèr & Boneh (2021)": {"mnist": {3: 0.987}, "fashion-mnist": {3: 0.897}, "cifar10": {3: 0.693}},
     "De et al. (2022), WRN-40-4": {"cifar10": {8: 0.814}},
+    "Klause et al. (2022)": {"cifar10": {8: 0.825}},
     "Tang et al. (2023), synthetic pictures": {"cifar10": {1: 0.723}},
 }
 STEPS = {1: 200, 3: 400, 8: 600}
@@ -66,7 +72,13 @@ GRIDS = (
         "features": ("scattering",),
     },
 )
-MARKS = {"scattering": "o", "hog-fourier": "s", "patches": "D", "patches and a network": "*"}
+MARKS = {"scattering": "o", "hog2": "X", "hog-sharp": "P", "hog-fourier": "s", "patches": "D"}
+MARKS["patches and a network"] = "*"
+PLACES = {  # how many hold the records: words, colour
+    1: ("all records in one place", "#0f766e"),
+    10: ("10 sites that share the noise", "#4338ca"),
+    1000: ("1,000 clients, epsilon of a client", "#c2410c"),
+}
 FOURIER = {
     "model": "linear-without-bias",
     "momentum": 0.9,
@@ -150,28 +162,39 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
     } | (shared if sites > 1 else {"per_step.noise_multiplier": noise}), spent(steps_of(noise, rate, steps))
 
 
+def of_clients(paths: list[Path]) -> list[dict[str, Any]]:
+    """What was measured of 1,000 clients with settings from another data set, as lines of this script."""
+    kept = [line for path in paths for line in read_lines(path)]
+    return [
+        {"features": cell.work.config["data.features"], "accuracy": line["accuracy"]}
+        | {"cell": f"{cell.work.config['data.name']}/1000/{cell.work.config['budget.epsilon']:g}/{line['seed']}"}
+        for cell, lines in measured(table("beyond-client"), kept)
+        if isinstance(cell.work, Run) and cell.work.config["data.clients"] == 1000 and "settings from" in cell.row
+        for line in lines
+        if "accuracy" in line
+    ]
+
+
 def plot(lines: list[dict[str, Any]], path: Path) -> None:
     """Accuracy against proven epsilon, a panel for each data set; published results are hollow."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(11, 4.1), layout="constrained")
     for axes, name in zip(sheet.subplots(1, len(DATA)), DATA, strict=True):
-        for (kind, mark), sites in itertools.product(MARKS.items(), SITES):
+        for (kind, mark), (holders, (place, colour)) in itertools.product(MARKS.items(), PLACES.items()):
             found: dict[int, list[float]] = {}
             for line in lines:
                 where, over, epsilon, _ = line["cell"].split("/")
-                if (line["features"], where, int(over)) == (kind, name, sites):
+                if (line["features"], where, int(over)) == (kind, name, holders):
                     found.setdefault(int(epsilon), []).append(line["accuracy"])
             if found:
-                colour = "#0f766e" if sites == 1 else "#4338ca"
-                place = "all records in one place" if sites == 1 else f"{sites} sites that share the noise"
                 means = {epsilon: mean(found[epsilon]) for epsilon in sorted(found)}
                 axes.plot(*zip(*means.items(), strict=True), f"{mark}-", color=colour, label=f"{kind}, {place}", ms=5)
                 axes.vlines([*found], [*map(min, found.values())], [*map(max, found.values())], color=colour)
-        for (label, points), mark in zip(PUBLISHED.items(), "v^P", strict=True):
+        for (label, points), mark in zip(PUBLISHED.items(), "v^<>", strict=True):
             there = points.get(name, {})
             axes.plot([*there], [*there.values()], mark, color="#be185d", markerfacecolor="none", label=label)
-        axes.set(title=NAMES[name], xlabel="epsilon of a record, add-or-remove", xticks=EPSILONS)
+        axes.set(title=NAMES[name], xlabel="proven epsilon", xticks=EPSILONS)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     sheet.axes[0].set_ylabel("accuracy on the test set")
@@ -180,6 +203,12 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
     }
     sheet.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3, fontsize=8)
     sheet.savefig(path, dpi=130)
+
+
+def existing(name: str) -> Path:
+    if not Path(name).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {name}")
+    return Path(name)
 
 
 def main() -> None:
@@ -191,8 +220,10 @@ def main() -> None:
     way.add_argument("--chosen", type=Path, metavar="SEARCH", help="wavelet features, by the lines of a search")
     way.add_argument("--forms", type=Path, help="random Fourier features, by the lines of feature_forms.py")
     way.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
-    parser.add_argument("--patches", type=Path, metavar="FILE", help="lines of patch_features.py to draw beside them")
-    parser.add_argument("--network", type=Path, metavar="FILE", help="lines of cifar10.py, likewise")
+    parser.add_argument("--model", help="instead of the one chosen")
+    parser.add_argument("--patches", type=existing, metavar="FILE", help="lines of patch_features.py to draw as well")
+    parser.add_argument("--network", type=existing, metavar="FILE", help="lines of cifar10.py, likewise")
+    parser.add_argument("--clients", type=existing, nargs="+", default=[], metavar="FILE", help="of 1,000 clients")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
@@ -203,16 +234,20 @@ def main() -> None:
     if given.plot:
         lines += [line | {"features": "patches"} for line in patches]
         corrected = [line for line in network if line["phase"] == "corrected by patches"]
-        longest = {line["sites"]: line for line in sorted(corrected, key=lambda line: line["steps"])}
+        longest = {
+            f"cifar10/{line['sites']}/{math.ceil(line['epsilon']['add-or-remove'])}/{line['seed']}": line["accuracy"]
+            for line in sorted(corrected, key=lambda line: line["steps"])
+        }
         lines += [
-            {"features": "patches and a network", "accuracy": line["accuracy"]}
-            | {"cell": f"cifar10/{line['sites']}/{math.ceil(line['epsilon']['add-or-remove'])}/{line['seed']}"}
-            for line in longest.values()
+            {"features": "patches and a network", "cell": cell, "accuracy": accuracy}
+            for cell, accuracy in longest.items()
         ]
+        lines += of_clients(given.clients)
         return plot(lines, given.plot)
     done = {(line["cell"], line["features"]) for line in lines}
     held: dict[tuple[str, str], Dataset] = {}
     for cell, chosen in cells(given):
+        chosen |= {"model": given.model} if given.model else {}
         if (cell, chosen["features"]) in done or not re.fullmatch(given.cells, cell):
             continue
         name = cell.split("/")[0], chosen["features"]

@@ -92,10 +92,19 @@ def _variance() -> list[Search]:
     return [Search("non-private", geyer_tables.not_private(), grid)]
 
 
-def _client(features: str, clients: int, epsilon: float, **grid: Sequence[Any]) -> list[Search]:
-    """Client level on Fashion-MNIST, which chose the form of the features too; MNIST then uses the best settings."""
-    shown = geyer_tables.quantile(clients, epsilon, features) | {"data.name": "fashion-mnist"}
+def _client(
+    features: str, clients: int, epsilon: float, data: str = "fashion-mnist", **grid: Sequence[Any]
+) -> list[Search]:
+    """Client level on data that chose the form of the features too; others then use the best settings."""
+    shown = geyer_tables.quantile(clients, epsilon, features) | {"data.name": data}
     return [Search(f"{clients} clients, epsilon {epsilon:g}, {features}", shown, _named(grid))]
+
+
+def _sampled(features: str, data: str) -> list[Search]:
+    """1,000 clients, of whom 100 take part in a round."""
+    fixed = {"clients.sampling": ("poisson",), "clients.cohort": (100.0,)}
+    bias = {"model": ("linear-without-bias", "linear")}
+    return _client(features, 1000, 3.0, data, rounds=(50, 100), quantile=(0.2, 0.5), epochs=(5, 20), **fixed, **bias)
 
 
 def _named(grid: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
@@ -114,6 +123,8 @@ GROUPS = {
     ],
     "client-fourier-1000": _client("hog-fourier", 1000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.9, 0.95)),
     "client-fourier-10000": _client("hog-fourier", 10_000, 8.0, quantile=(0.1, 0.2, 0.4), momentum=(0.95,)),
+    "client-sampled-fashion": _sampled("hog-sharp", "fashion-mnist"),
+    "client-sampled-mnist": _sampled("hog2", "mnist"),
     "client-sharp-100": [
         *_client(
             "hog-sharp", 100, 8.0, rounds=(20, 40), quantile=(0.1, 0.2, 0.4), momentum=(0.8, 0.9), lr=(20.0, 50.0)
@@ -168,6 +179,8 @@ def _best(cells: list[Cell], lines: list[Line], data: str) -> Cell:
     """The cell with the highest accuracy at seed 0, on another data set."""
     found = {line["key"]: line["accuracy"] for line in lines if line.get("seed") == 0 and "accuracy" in line}
     best = max(cells, key=lambda cell: found.get(cell.work.key(False), 0.0))
+    if best.work.key(False) not in found:
+        raise SystemExit("--apply: --out holds no run of this group; search it first, without --apply")
     assert isinstance(best.work, Run)
     return replace(best, column=data, work=replace(best.work, config=dict(best.work.config) | {"data.name": data}))
 

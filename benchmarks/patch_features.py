@@ -234,9 +234,9 @@ def write(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def cost(epsilon: int) -> Event:
-    """What a run at this epsilon does to a record."""
-    return steps_of(noise_for(epsilon, 1.0, STEPS), 1.0, STEPS)
+def cost(epsilon: int, steps: int = STEPS) -> Event:
+    """What so many steps of a run at this epsilon do to a record."""
+    return steps_of(noise_for(epsilon, 1.0, STEPS), 1.0, steps)
 
 
 def cells(chosen: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -246,8 +246,8 @@ def cells(chosen: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield cell, best(chosen, epsilon)
 
 
-def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration of a cell, and what it spends."""
+def settings(cell: str, chosen: dict[str, Any], records: int) -> dict[str, Any]:
+    """The configuration of a cell."""
     sites, epsilon, seed = map(int, cell.split("/")[1:])
     noise = noise_for(epsilon, 1.0, STEPS)
     shared = {"per_round.noise_multiplier": noise, "per_round.threshold": sites, "per_round.colluding": 1}
@@ -268,7 +268,7 @@ def settings(cell: str, chosen: dict[str, Any], records: int) -> tuple[dict[str,
         "budget.delta": DELTA,
         "engine.evaluate_every": STEPS,
         "engine.checkpoint_every": STEPS,
-    } | (shared if sites > 1 else {"per_step.noise_multiplier": noise}), spent(cost(epsilon))
+    } | (shared if sites > 1 else {"per_step.noise_multiplier": noise})
 
 
 def main() -> None:
@@ -329,35 +329,26 @@ class Correction(nn.Module):
         return self.linear(x[:, :inputs]) + x[:, inputs:]
 
 
-def corrected(
-    cell: str, chosen: dict[str, Any], pictures: Dataset, logits: Sequence[Tensor], noise_seed: int, device: str
-) -> dict[str, Any]:
-    """The line of a cell that corrects the logits of pictures, of those for training and for the test."""
+def correction(
+    cell: str, chosen: dict[str, Any], pictures: Dataset, logits: Sequence[Tensor], device: str
+) -> tuple[dict[str, Any], Dataset, Correction]:
+    """The configuration, data and model of a cell that corrects logits of pictures, for training and for the test."""
     network = Network.of(chosen["network"], Generator(device).manual_seed(0))
     features = [network.features(x.to(device)) for x in (pictures.train_x, pictures.test_x)]
     count = int(chosen["components"])
     data = components_of(pictures, network, features, count, logits)
-    more = {"per_record.clip_norm": CORRECTION, "noise_seed": noise_seed}
-    return run(cell, chosen, data, device, Correction(count), more)
+    return settings(cell, chosen, len(data.train_y)) | {"per_record.clip_norm": CORRECTION}, data, Correction(count)
 
 
-def run(
-    cell: str,
-    chosen: dict[str, Any],
-    data: Dataset,
-    device: str,
-    model: nn.Module | None = None,
-    more: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A cell's line; `more` settings than those of every cell."""
-    started = time.perf_counter()
-    wanted, epsilon = settings(cell, chosen, len(data.train_y))
-    if model is None:
-        model = nn.Linear(data.train_x.shape[1], 10, bias=False)
-        nn.init.zeros_(model.weight)
+def run(cell: str, chosen: dict[str, Any], data: Dataset, device: str) -> dict[str, Any]:
+    """A cell's line."""
+    started, wanted = time.perf_counter(), settings(cell, chosen, len(data.train_y))
+    model = nn.Linear(data.train_x.shape[1], 10, bias=False)
+    nn.init.zeros_(model.weight)
     with tempfile.TemporaryDirectory() as runs:
-        result = shoal.run(wanted | (more or {}), runs=runs, data=data, model=model, device=device)
-    found = {"cell": cell, "accuracy": result.accuracy, "epsilon": epsilon, "delta": DELTA, "steps": STEPS}
+        result = shoal.run(wanted, runs=runs, data=data, model=model, device=device)
+    costs = spent(cost(int(cell.split("/")[2])))
+    found = {"cell": cell, "accuracy": result.accuracy, "epsilon": costs, "delta": DELTA, "steps": STEPS}
     return found | chosen | {"seconds": round(time.perf_counter() - started, 1)}
 
 

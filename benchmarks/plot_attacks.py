@@ -2,8 +2,9 @@
 
     python benchmarks/plot_attacks.py attacks.jsonl docs/results [--speed speed.jsonl]
 
-Writes attacks-table1.png and attacks-figure3.png from cells that have pictures, adds all cells without their pictures
-to attacks.jsonl, and puts the tables between the marks in attacks.md, which is otherwise left as it is.
+Adds the cells, without their pictures, to attacks.jsonl in the folder, and puts the tables of all that it holds
+between the marks in attacks.md, which is otherwise left as it is. Writes attacks-table1.png and attacks-figure3.png
+where the file given has every cell of theirs, with its pictures.
 """
 
 from __future__ import annotations
@@ -221,12 +222,16 @@ def main() -> None:
     read = [json.loads(line) for line in options.cells.read_text(encoding="utf-8").splitlines()]
     for line in read:
         line["cell"] = line["cell"].replace("noise .0", "noise 0.0")  # as cells were called before
-    lines: dict[str, Line] = {line["cell"]: line for line in read}
-    pictured = {cell: line for cell, line in lines.items() if "pictures" in line}
-    if any(cell.startswith("table1/") for cell in pictured):
-        picture1(pictured, options.folder / "attacks-table1.png")
-    if any(cell.startswith("figure3/") for cell in pictured):
-        picture3(pictured, options.folder / "attacks-figure3.png")
+    pictured = {line["cell"]: line for line in read if "pictures" in line}
+    path = options.folder / "attacks.jsonl"
+    before = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines: dict[str, Line] = {line["cell"]: line for line in before}
+    for line in read:
+        lines[line["cell"]] = {key: value for key, value in line.items() if key != "pictures"}
+    for kind, picture in {"table1": picture1, "figure3": picture3}.items():
+        of_it = {cell for cell in lines if cell.startswith(f"{kind}/")}
+        if of_it and of_it <= pictured.keys():
+            picture(pictured, options.folder / f"attacks-{kind}.png")
     parts = {"table1": table1, "table3": table3, "figure3": figure3, "imprint": planted, "membership": members}
     tables = {name: part(lines) for name, part in parts.items() if any(c.startswith(f"{name}/") for c in lines)}
     if any(cell.split("/")[0] in FACES for cell in lines):
@@ -235,11 +240,7 @@ def main() -> None:
         timed = [json.loads(line) for line in options.speed.read_text(encoding="utf-8").splitlines()]
         tables["speed"] = speed(timed)
     fill(options.folder / "attacks.md", tables)
-    bare = [{key: value for key, value in line.items() if key != "pictures"} for line in read]
-    path = options.folder / "attacks.jsonl"
-    before = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    kept = [line for line in before if line["cell"] not in lines] + bare
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
 
 
 if __name__ == "__main__":

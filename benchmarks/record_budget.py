@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.accounting import accountants, calibration
+from pathlib import Path
+
+from shoal.accounting import accountants, calibration, privacy_ledger
 from shoal.accounting.events import Compose, Event, Gaussian, Repeat, Sampled
 
 DELTA = 1e-5
@@ -25,3 +27,8 @@ def spent(*events: Event) -> dict[str, float | None]:
         adjacency: accountants.epsilon(Compose(events), DELTA, "pld", adjacency).epsilon
         for adjacency in ("add-or-remove", "replace-one")
     }
+
+
+def charged(run: Path) -> int:
+    """How many rounds the ledger of a run was charged for; one whose noise was drawn again counts again."""
+    return sum(intent.rounds for intent in privacy_ledger.Record.read(run / privacy_ledger.FILE)[1].charged)

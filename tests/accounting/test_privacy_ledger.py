@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from shoal.accounting import accountants, hash_chain, privacy_ledger
 from shoal.accounting.events import NOTHING, Gaussian, Sampled, Unbounded
 from shoal.accounting.leaves import leaves
-from shoal.accounting.privacy_ledger import Charge, Ledger, verify
+from shoal.accounting.privacy_ledger import Charge, Ledger, Record, verify
 from shoal.errors import LedgerError, ShoalError
 
 STEP = Sampled("poisson", 0.1, Gaussian(2))
@@ -142,6 +142,7 @@ def test_rounds_charged_together_are_charged_again_one_by_one(tmp_path: Path) ->
     with Ledger(path) as ledger:
         assert ledger.pending == together
         assert [ledger.intend(number, CHARGES).attempt for number in (3, 4, 5, 6)] == [2, 2, 2, 1]
+    assert [intent.rounds for intent in Record.read(path)[1].charged] == [3, 1, 1, 1, 1]
 
 
 def test_another_run_cannot_use_the_ledger(tmp_path: Path) -> None:

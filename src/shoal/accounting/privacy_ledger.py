@@ -81,6 +81,11 @@ class Intent:
     at: str = ""
     run: str = ""
 
+    @property
+    def rounds(self) -> int:
+        """How many they are."""
+        return self.round - self.first + 1
+
 
 @dataclass(frozen=True)
 class Commit:

@@ -157,9 +157,9 @@ def _charged(result: Any) -> Line:
     """The rounds that were charged, as [first, last], unless each of those that were run was, once."""
     from shoal.accounting.privacy_ledger import FILE, Record
 
-    charged = [[intent.first, intent.round] for intent in Record.read(result.run / FILE)[1].charged]
-    once = sum(last - first + 1 for first, last in charged) == result.rounds
-    return {} if once else {"charged": charged}
+    charged = Record.read(result.run / FILE)[1].charged
+    once = sum(intent.rounds for intent in charged) == result.rounds
+    return {} if once else {"charged": [[intent.first, intent.round] for intent in charged]}
 
 
 def _noise(run: Path) -> dict[str, Any]:

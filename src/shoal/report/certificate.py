@@ -299,7 +299,7 @@ def _site(name: str, file: Path, run: str) -> dict[str, Any]:
     found, record = Record.read(file)
     if not found.whole or found.torn:
         raise ConfigError(f"--site {name}={file}: the ledger is broken: {found.because or 'its last line is torn'}")
-    rounds = sum(intent.round - intent.first + 1 for intent in record.charged if run.startswith(intent.run or "\0"))
+    rounds = sum(intent.rounds for intent in record.charged if run.startswith(intent.run or "\0"))
     if not rounds:
         raise ConfigError(f"--site {name}={file}: this ledger charges no round of run {run}; give that site's own")
     return {"name": name, "head": found.head, "lines": found.lines, "rounds": rounds}
