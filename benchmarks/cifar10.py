@@ -23,8 +23,9 @@ patches (benchmarks/patch_features.py). It is trained after the network, and add
 means over a picture, its mirror image, and both moved by two pixels in four directions.
 
 A phase is a run below FOLDER/CELL; what was interrupted, or reached `--minutes`, goes on when the same command is
-given again. Lines are appended to FOLDER/cifar10.jsonl. Their epsilon is that of all rounds that the ledgers were
-charged for: a round that was killed, and drew its noise again, counts twice.
+given again; a regression that was interrupted is trained anew, with other noise. Lines are appended to
+FOLDER/cifar10.jsonl. Their epsilon is that of all rounds that the ledgers were charged for: a round that was killed,
+and drew its noise again, counts twice.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,12 @@ from shoal.result import Interrupted
 from shoal.training.augmentation import CROPS, PADDING, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
 
+SEEDS = 1_000_000
+"""More than anyone tries: seeds of noise are apart by as much."""
 HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
 PHASES = "head", "network", "correction"
+"""Folders of a cell; in each are runs."""
 MOVES = (0, 0), (-2, 0), (2, 0), (0, -2), (0, 2)
 """Of a picture that is classified, in pixels; each place is seen with its mirror image."""
 
@@ -111,7 +116,10 @@ def settings(given: argparse.Namespace, noise: float, records: int, steps: int, 
 def trained(
     given: argparse.Namespace, runs: Path, ends: float, wanted: dict[str, Any], data: Dataset, model: nn.Module
 ) -> shoal.Result:
-    """A new run below a folder, or the one that is there, resumed; at `ends` it is stopped at the next checkpoint."""
+    """A new run below a folder, or the one that is there, resumed; at `ends` it is stopped at the next checkpoint.
+
+    A correction is not resumed: its data are logits, which no other device computes to the last bit.
+    """
     stop = []
 
     def on_round(line: dict[str, Any]) -> None:
@@ -124,13 +132,16 @@ def trained(
     more = {"data": data, "model": model, "device": given.device, "on_round": on_round}
     more["on_start"] = lambda _config, trainer, _path: stop.append(trainer)
     runs.mkdir(parents=True, exist_ok=True)
-    kept = runs / "settings.json"
-    if there := sorted(runs.glob("*/ledger.jsonl")):
-        if json.loads(kept.read_text()) != wanted:
+    kept, there = runs / "settings.json", sorted(runs.glob("*/config.toml"))
+    learnt_from = given.features and sha256(given.features.read_bytes()).hexdigest()
+    settings = wanted | {"features": learnt_from, "frozen": given.frozen}
+    if there and runs.name != "correction":
+        if json.loads(kept.read_text()) != settings:
             raise SystemExit(f"{kept}: the run there was started with other settings; give another --out")
         return shoal.run(resume=there[0].parent, **more)
-    kept.write_text(json.dumps(wanted))
-    return shoal.run(wanted, runs=runs, **more)
+    kept.write_text(json.dumps(settings))
+    noise_seed = given.seed * len(PHASES) + PHASES.index(runs.name) + SEEDS * len(there)  # never used before
+    return shoal.run(wanted | {"noise_seed": noise_seed}, runs=runs, **more)
 
 
 def main() -> None:
@@ -188,18 +199,20 @@ def main() -> None:
 
     path, runs = given.out / "cifar10.jsonl", dict[str, shoal.Result]()
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    figures = {line["phase"] for line in lines if line["cell"] == cell}
+    figures = {(line["phase"], line.get("run")) for line in lines}
 
     def figure(phase: str, accuracy: float | None, stopped: str | None = None) -> None:
-        if phase in figures:
-            return
-        steps = {name: charged(result.run) for name, result in runs.items()}
-        correcting = regression(steps.pop("correction", patch_features.STEPS))
+        rounds = {name: charged(given.out / cell / name) for name in runs}
+        of_pictures = {name: count for name, count in rounds.items() if name != "correction"}
+        costs = spent(
+            steps_of(noise, rate, sum(of_pictures.values())),
+            *regression(rounds.get("correction", patch_features.STEPS)),
+        )
+        run = runs["network" if "network" in runs else "head"].run.name
         line = {
-            "cell": cell, "phase": phase, "accuracy": accuracy, "delta": DELTA,
-            "epsilon": spent(steps_of(noise, rate, sum(steps.values())), *correcting),
-            "noise_multiplier": noise, "rate": rate, "steps": sum(runs[name].rounds for name in steps),
-            "charged": sum(steps.values()), "views": given.views, "frozen": given.frozen,
+            "cell": cell, "phase": phase, "run": run, "accuracy": accuracy, "delta": DELTA, "epsilon": costs,
+            "noise_multiplier": noise, "rate": rate, "steps": sum(runs[name].rounds for name in of_pictures),
+            "charged": rounds, "views": given.views, "frozen": given.frozen,
             "rate_of_network": network_rate,
             "clip_norm": 1.0, "averaged": given.averaged, "sites": given.sites, "seed": given.seed, "device": device,
             "records": records,
@@ -207,12 +220,11 @@ def main() -> None:
             "stopped": stopped,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if (phase, run) not in figures:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
     def phase(name: str, wanted: dict[str, Any], data: Dataset, model: nn.Module) -> shoal.Result:
-        """A new run, or the one that is there; the noise of all phases must be independent."""
-        wanted |= {"noise_seed": 3 * given.seed + PHASES.index(name)}
         runs[name] = trained(given, given.out / cell / name, ends, wanted, data, model)
         return runs[name]
 
@@ -257,8 +269,8 @@ def main() -> None:
         )  # fmt: skip
         result = phase("network", wanted, data, network.cpu().train())
         figure("network", result.accuracy, result.stopped)
-        if given.corrected and "corrected by patches" not in figures:
-            network.load_state_dict(result.model)
+        if given.corrected and ("corrected by patches", result.run.name) not in figures:
+            network.load_state_dict(result.model, strict=False)  # frozen layers are not released
             logits = [log_probabilities(network, x, given.device) for x in (train_x, test_x)]
             figure("network, ten views", (logits[1].argmax(1) == test_y).float().mean().item())
             figure("corrected by patches", correction(logits).accuracy)

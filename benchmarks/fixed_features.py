@@ -120,7 +120,8 @@ def cells(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{name}/1/3/{seed}/" + "/".join(map(str, values)), dict(zip(grid, values, strict=True))
         return
     for name, sites, epsilon, seed in itertools.product(DATA, SITES, EPSILONS, range(SEEDS)):
-        yield f"{name}/{sites}/{epsilon}/{seed}", best(given, CHOSEN_ON[name])
+        cell, chosen = f"{name}/{sites}/{epsilon}/{seed}", best(given, CHOSEN_ON[name])
+        yield (f"{cell}/{given.model}", chosen | {"model": given.model}) if given.model else (cell, chosen)
 
 
 def best(given: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -217,21 +218,24 @@ def main() -> None:
     parser.add_argument("--cells", default=".*", help="a regular expression for whole names")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--search", action="store_true")
-    way.add_argument("--chosen", type=Path, metavar="SEARCH", help="wavelet features, by the lines of a search")
-    way.add_argument("--forms", type=Path, help="random Fourier features, by the lines of feature_forms.py")
+    way.add_argument("--chosen", type=existing, metavar="SEARCH", help="wavelet features, by the lines of a search")
+    way.add_argument("--forms", type=existing, help="random Fourier features, by the lines of feature_forms.py")
     way.add_argument("--plot", type=Path, help="draw the lines of FILE, and run nothing")
-    parser.add_argument("--model", help="instead of the one chosen")
+    parser.add_argument("--model", help="instead of the one chosen; the name of a cell then ends with it")
     parser.add_argument("--patches", type=existing, metavar="FILE", help="lines of patch_features.py to draw as well")
     parser.add_argument("--network", type=existing, metavar="FILE", help="lines of cifar10.py, likewise")
     parser.add_argument("--clients", type=existing, nargs="+", default=[], metavar="FILE", help="of 1,000 clients")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
+    if given.plot and not given.out.is_file():
+        parser.error(f"--out: there is no file {given.out} to draw")
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     lines, patches, network = (
         [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
         for path in (given.out, given.patches, given.network)
     )
     if given.plot:
+        lines = [line for line in lines if line["cell"].count("/") == 3]  # without those of another model
         lines += [line | {"features": "patches"} for line in patches]
         corrected = [line for line in network if line["phase"] == "corrected by patches"]
         longest = {
@@ -247,7 +251,6 @@ def main() -> None:
     done = {(line["cell"], line["features"]) for line in lines}
     held: dict[tuple[str, str], Dataset] = {}
     for cell, chosen in cells(given):
-        chosen |= {"model": given.model} if given.model else {}
         if (cell, chosen["features"]) in done or not re.fullmatch(given.cells, cell):
             continue
         name = cell.split("/")[0], chosen["features"]

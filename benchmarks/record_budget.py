@@ -29,6 +29,7 @@ def spent(*events: Event) -> dict[str, float | None]:
     }
 
 
-def charged(run: Path) -> int:
-    """How many rounds the ledger of a run was charged for; one whose noise was drawn again counts again."""
-    return sum(intent.rounds for intent in privacy_ledger.Record.read(run / privacy_ledger.FILE)[1].charged)
+def charged(runs: Path) -> int:
+    """How many rounds the runs of a folder were charged for; one whose noise was drawn again counts again."""
+    read = [privacy_ledger.Record.read(ledger)[1] for ledger in runs.glob(f"*/{privacy_ledger.FILE}")]
+    return sum(intent.rounds for record in read for intent in record.charged)
