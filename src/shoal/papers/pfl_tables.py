@@ -40,7 +40,7 @@ BATCH = 64
 BETWEEN = "between (1, 20) and (20, 1), which were run; Tables 2 and 3 have all six rows on two other data sets"
 FEWER = "between 10 and 100 clients, which were run"
 LONG = "published at 0.18 or less, where guessing has 0.1; the step changed nothing in plain averaging of CNN+RL"
-HUNDRED = "six hours of a CPU a run; with the step as stated they lie 5 and 9 points low, and no epsilon is proven"
+HUNDRED = "ten million gradients a run; with the step as stated they lie 5 and 9 points low, and no epsilon is proven"
 ONE = "one client with all records is not federated; two other data sets have it"
 TABLES = {"pfl-table2": "MNIST", "pfl-table3": "Fashion-MNIST", "pfl-table4": "CIFAR-10"}
 
