@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import patch_features
@@ -52,8 +52,6 @@ from shoal.result import Interrupted
 from shoal.training.augmentation import CROPS, PADDING, augmented
 from synthetic_pictures import WIDTH, PictureNetwork
 
-SEEDS = 1_000_000
-"""More than anyone tries: seeds of noise are apart by as much."""
 HEAD_RATE, NETWORK_RATE, NETWORK_STEPS = 15.0, 0.4, 777
 """Learning rates of Tang et al. at epsilon 1, and the number of steps of the second."""
 PHASES = "head", "network", "correction"
@@ -140,7 +138,8 @@ def trained(
             raise SystemExit(f"{kept}: the run there was started with other settings; give another --out")
         return shoal.run(resume=there[0].parent, **more)
     kept.write_text(json.dumps(settings))
-    noise_seed = given.seed * len(PHASES) + PHASES.index(runs.name) + SEEDS * len(there)  # never used before
+    never_before = json.dumps([runs.parent.name, runs.name, len(there), settings], sort_keys=True)
+    noise_seed = int(sha256(never_before.encode()).hexdigest()[:12], 16)
     return shoal.run(wanted | {"noise_seed": noise_seed}, runs=runs, **more)
 
 
@@ -189,6 +188,8 @@ def main() -> None:
         parser.error("--head-steps needs --features; from scratch set it to 0")
     if given.corrected and given.chosen is None:
         parser.error("--chosen: give the file of a search")
+    if given.corrected and not given.chosen.is_file():
+        parser.error(f"--chosen: there is no file {given.chosen}")
     start = ("" if given.features else "scratch-") + (f"corrected{given.corrected}-" if given.corrected else "")
     cell = (
         f"{start}epsilon{given.epsilon:g}-sites{given.sites}-steps{given.head_steps}-{given.steps}-seed{given.seed}"
@@ -199,20 +200,21 @@ def main() -> None:
 
     path, runs = given.out / "cifar10.jsonl", dict[str, shoal.Result]()
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    figures = {(line["phase"], line.get("run")) for line in lines}
+    figures = {(line["cell"], line["phase"], line.get("run")) for line in lines}
 
     def figure(phase: str, accuracy: float | None, stopped: str | None = None) -> None:
-        rounds = {name: charged(given.out / cell / name) for name in runs}
+        rounds = {name: count for name in PHASES if (count := charged(given.out / cell / name))}
         of_pictures = {name: count for name, count in rounds.items() if name != "correction"}
         costs = spent(
             steps_of(noise, rate, sum(of_pictures.values())),
-            *regression(rounds.get("correction", patch_features.STEPS)),
+            *regression(max(patch_features.STEPS, rounds.get("correction", 0))),
         )
         run = runs["network" if "network" in runs else "head"].run.name
         line = {
             "cell": cell, "phase": phase, "run": run, "accuracy": accuracy, "delta": DELTA, "epsilon": costs,
-            "noise_multiplier": noise, "rate": rate, "steps": sum(runs[name].rounds for name in of_pictures),
-            "charged": rounds, "views": given.views, "frozen": given.frozen,
+            "noise_multiplier": noise, "rate": rate,
+            "steps": sum(result.rounds for name, result in runs.items() if name != "correction"), "charged": rounds,
+            "views": given.views, "frozen": given.frozen,
             "rate_of_network": network_rate,
             "clip_norm": 1.0, "averaged": given.averaged, "sites": given.sites, "seed": given.seed, "device": device,
             "records": records,
@@ -220,7 +222,7 @@ def main() -> None:
             "stopped": stopped,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
-        if (phase, run) not in figures:
+        if (cell, phase, run) not in figures:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -230,7 +232,16 @@ def main() -> None:
 
     def last_layer() -> dict[str, Tensor]:
         """The last layer, trained alone on the features of every picture."""
-        seen = [features(network, x, views, given.seed, given.device) for x, views in ((train_x, 8), (test_x, 0))]
+        kept = given.out / cell / "features.safetensors"  # no other device computes them to the last bit
+        if not (kept.exists() and any(kept.parent.glob("head/*/config.toml"))):
+            computed = {
+                name: features(network, x, views, given.seed, given.device)
+                for name, x, views in (("train", train_x, 8), ("test", test_x, 0))
+            }
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            save_file(computed, kept.with_suffix(".part"))
+            kept.with_suffix(".part").replace(kept)
+        seen = [load_file(kept)[name] for name in ("train", "test")]
         data = shoal.from_arrays(
             seen[0].numpy(), train_y.numpy(), test=(seen[1].numpy(), test_y.numpy()), name="features",
             classes=pictures.classes,
@@ -269,7 +280,7 @@ def main() -> None:
         )  # fmt: skip
         result = phase("network", wanted, data, network.cpu().train())
         figure("network", result.accuracy, result.stopped)
-        if given.corrected and ("corrected by patches", result.run.name) not in figures:
+        if given.corrected and (cell, "corrected by patches", result.run.name) not in figures:
             network.load_state_dict(result.model, strict=False)  # frozen layers are not released
             logits = [log_probabilities(network, x, given.device) for x in (train_x, test_x)]
             figure("network, ten views", (logits[1].argmax(1) == test_y).float().mean().item())
